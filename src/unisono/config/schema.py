@@ -25,19 +25,19 @@ class Section(BaseModel):
 class RunSection(Section):
     """Name, place and seed of the run."""
 
-    name: str = Field("run", description="name of the run, shown in logs and trackers")
+    name: str = Field(default="run", description="name of the run, shown in logs and trackers")
     output_dir: str = Field(description="the run folder; ~ and $VARIABLES are expanded once")
-    seed: int = Field(0, ge=0, lt=2**63, description="everything random follows from it")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="everything random follows from it")
 
 
 class LoraSection(Section):
     """Low-rank adapters (peft)."""
 
-    rank: PositiveInt = Field(16, description="rank of the adapters")
-    alpha: PositiveFloat = Field(32.0, description="scale: the update is alpha / rank times the product")
-    dropout: Share = Field(0.0, description="dropout on the adapter's input")
+    rank: PositiveInt = Field(default=16, description="rank of the adapters")
+    alpha: PositiveFloat = Field(default=32.0, description="scale: the update is alpha / rank times the product")
+    dropout: Share = Field(default=0.0, description="dropout on the adapter's input")
     targets: Literal["all-linear"] | list[str] = Field(
-        "all-linear", description="module names, or all linear layers but the output head"
+        default="all-linear", description="module names, or all linear layers but the output head"
     )
 
 
@@ -46,11 +46,13 @@ class ModelSection(Section):
 
     path: str = Field(description="'starter', a local folder, or a hub id")
     attention: Literal["auto", "document", "sdpa", "eager"] = Field(
-        "auto", description="auto = document: exact per document, no mask of tokens x tokens"
+        default="auto", description="auto = document: exact per document, no mask of tokens x tokens"
     )
-    lora: LoraSection | None = Field(None, description="train adapters only; absent = full fine-tuning")
-    activation_checkpointing: bool = Field(False, description="recompute activations in backward: less memory, slower")
-    trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
+    lora: LoraSection | None = Field(default=None, description="train adapters only; absent = full fine-tuning")
+    activation_checkpointing: bool = Field(
+        default=False, description="recompute activations in backward: less memory, slower"
+    )
+    trust_remote_code: bool = Field(default=False, description="run Python code that comes with the model")
 
 
 class DataSection(Section):
@@ -58,103 +60,129 @@ class DataSection(Section):
 
     train: list[str] = Field(min_length=1, description="files: .jsonl, .json")
     validation: Share | list[str] = Field(
-        0.0, description="share of the training records (chosen by their content), or files"
+        default=0.0, description="share of the training records (chosen by their content), or files"
     )
     format: Literal["auto", "messages", "conversations", "instruction", "prompt_completion", "text"] = Field(
-        "auto", description="shape of the records; auto = recognised from the first one and stated"
+        default="auto", description="shape of the records; auto = recognised from the first one and stated"
     )
-    max_length: PositiveInt | Literal["auto"] = Field("auto", description="tokens per sample; auto = the model's context")
-    overlong: Literal["drop", "error"] = Field("drop", description="what to do with a longer sample")
-    on_error: Literal["stop", "skip"] = Field("stop", description="what to do with a record that cannot be used")
-    max_skipped: Annotated[int, Field(ge=0)] = Field(100, description="with skip: more bad records than this stop the run")
-    shuffle: bool = Field(True, description="a new order each epoch, from the seed")
-    pack: bool = Field(True, description="several documents in one row, each attending to itself only")
-    prefetch: Annotated[int, Field(ge=0, le=64)] = Field(2, description="updates whose batches are built ahead")
-    cache_dir: str = Field("~/.cache/unisono", description="where prepared tokens are kept")
+    max_length: PositiveInt | Literal["auto"] = Field(
+        default="auto", description="tokens per sample; auto = the model's context"
+    )
+    overlong: Literal["drop", "error"] = Field(default="drop", description="what to do with a longer sample")
+    on_error: Literal["stop", "skip"] = Field(
+        default="stop", description="what to do with a record that cannot be used"
+    )
+    max_skipped: Annotated[int, Field(ge=0)] = Field(
+        default=100, description="with skip: more bad records than this stop the run"
+    )
+    shuffle: bool = Field(default=True, description="a new order each epoch, from the seed")
+    pack: bool = Field(default=True, description="several documents in one row, each attending to itself only")
+    prefetch: Annotated[int, Field(ge=0, le=64)] = Field(default=2, description="updates whose batches are built ahead")
+    cache_dir: str = Field(default="~/.cache/unisono", description="where prepared tokens are kept")
 
 
 class BatchSection(Section):
     """How much data goes into one update, and how much of it is in memory at a time."""
 
-    global_size: PositiveInt | None = Field(None, description="samples per update, over all ranks")
-    global_tokens: PositiveInt | None = Field(None, description="or: tokens per update, over all ranks")
-    micro_tokens: PositiveInt | Literal["auto"] = Field("auto", description="tokens of one micro-batch; a memory knob")
-    micro_size: PositiveInt | None = Field(None, description="or: samples of one micro-batch; must divide evenly")
+    global_size: PositiveInt | None = Field(default=None, description="samples per update, over all ranks")
+    global_tokens: PositiveInt | None = Field(default=None, description="or: tokens per update, over all ranks")
+    micro_tokens: PositiveInt | Literal["auto"] = Field(
+        default="auto", description="tokens of one micro-batch; a memory knob"
+    )
+    micro_size: PositiveInt | None = Field(
+        default=None, description="or: samples of one micro-batch; must divide evenly"
+    )
 
 
 class OptimSection(Section):
     """The optimizer and its rate, a pure function of the update."""
 
-    name: Literal["adamw", "sgd"] = Field("adamw", description="optimizer")
-    lr: PositiveFloat = Field(2e-5, description="peak learning rate")
-    schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="shape after the warm-up")
-    warmup: Annotated[int, Field(ge=0)] | Share = Field(0.03, description="updates, or share of all updates")
-    weight_decay: NonNegativeFloat = Field(0.0, description="decoupled decay of matrices (not norms, not biases)")
-    betas: tuple[Share, Share] = Field((0.9, 0.999), description="AdamW's moment decay rates")
-    eps: PositiveFloat = Field(1e-8, description="AdamW's denominator term")
-    momentum: Share = Field(0.0, description="SGD's momentum")
-    max_grad_norm: PositiveFloat | None = Field(1.0, description="clip the global gradient norm to this; null = never")
-    lr_scaling: Literal["none", "linear", "sqrt"] = Field("none", description="scale lr by the global batch")
-    lr_reference_batch: PositiveInt | None = Field(None, description="the global batch that lr was chosen for")
-    on_nonfinite: Literal["stop", "skip"] = Field("stop", description="what all ranks do when loss or gradient is not finite")
-    max_nonfinite: PositiveInt = Field(3, description="with skip: this many bad updates in a row stop the run")
+    name: Literal["adamw", "sgd"] = Field(default="adamw", description="optimizer")
+    lr: PositiveFloat = Field(default=2e-5, description="peak learning rate")
+    schedule: Literal["constant", "linear", "cosine"] = Field(default="cosine", description="shape after the warm-up")
+    warmup: Annotated[int, Field(ge=0)] | Share = Field(default=0.03, description="updates, or share of all updates")
+    weight_decay: NonNegativeFloat = Field(
+        default=0.0, description="decoupled decay of matrices (not norms, not biases)"
+    )
+    betas: tuple[Share, Share] = Field(default=(0.9, 0.999), description="AdamW's moment decay rates")
+    eps: PositiveFloat = Field(default=1e-8, description="AdamW's denominator term")
+    momentum: Share = Field(default=0.0, description="SGD's momentum")
+    max_grad_norm: PositiveFloat | None = Field(
+        default=1.0, description="clip the global gradient norm to this; null = never"
+    )
+    lr_scaling: Literal["none", "linear", "sqrt"] = Field(default="none", description="scale lr by the global batch")
+    lr_reference_batch: PositiveInt | None = Field(default=None, description="the global batch that lr was chosen for")
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        default="stop", description="what all ranks do when loss or gradient is not finite"
+    )
+    max_nonfinite: PositiveInt = Field(default=3, description="with skip: this many bad updates in a row stop the run")
 
 
 class LengthSection(Section):
     """How long to train: epochs or updates."""
 
-    epochs: PositiveInt | None = Field(None, description="passes over the data")
-    updates: PositiveInt | None = Field(None, description="optimizer updates")
+    epochs: PositiveInt | None = Field(default=None, description="passes over the data")
+    updates: PositiveInt | None = Field(default=None, description="optimizer updates")
 
 
 class PrecisionSection(Section):
     """Number formats."""
 
     compute: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto", description="auto = bf16 where the hardware multiplies it, else fp32"
+        default="auto", description="auto = bf16 where the hardware multiplies it, else fp32"
     )
-    weights: Literal["fp32", "bf16"] = Field("fp32", description="how weights are kept; bf16 loses small updates")
+    weights: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="how weights are kept; bf16 loses small updates"
+    )
 
 
 class StrategySection(Section):
     """How ranks share the work."""
 
-    name: Literal["auto", "single", "ddp"] = Field("auto", description="auto = single for one rank, else ddp")
-    bucket_mib: PositiveInt = Field(25, description="ddp: MiB of gradients exchanged in one piece")
+    name: Literal["auto", "single", "ddp"] = Field(default="auto", description="auto = single for one rank, else ddp")
+    bucket_mib: PositiveInt = Field(default=25, description="ddp: MiB of gradients exchanged in one piece")
 
 
 class CheckpointSection(Section):
     """When to save, what to keep, what to go on from."""
 
-    every: PositiveInt | Literal["auto"] = Field("auto", description="updates between saves; auto = every five minutes")
-    keep: PositiveInt = Field(3, description="newest checkpoints kept; the best one is kept besides")
-    resume: str = Field("auto", description="auto = newest sound one in the run folder, never, or a folder")
+    every: PositiveInt | Literal["auto"] = Field(
+        default="auto", description="updates between saves; auto = every five minutes"
+    )
+    keep: PositiveInt = Field(default=3, description="newest checkpoints kept; the best one is kept besides")
+    resume: str = Field(default="auto", description="auto = newest sound one in the run folder, never, or a folder")
 
 
 class ValidateSection(Section):
     """When to measure the validation loss."""
 
-    every: PositiveInt | None = Field(None, description="updates between validations; always once at the end")
+    every: PositiveInt | None = Field(default=None, description="updates between validations; always once at the end")
 
 
 class LogSection(Section):
     """What is written while training."""
 
-    every: PositiveInt = Field(1, description="updates between lines on the terminal; metrics.jsonl has all")
-    trackers: list[Literal["tensorboard"]] = Field([], description="besides metrics.jsonl")
-    samples: bool = Field(False, description="write the sample ids of every update to samples.jsonl")
+    every: PositiveInt = Field(default=1, description="updates between lines on the terminal; metrics.jsonl has all")
+    trackers: list[Literal["tensorboard"]] = Field(default=[], description="besides metrics.jsonl")
+    samples: bool = Field(default=False, description="write the sample ids of every update to samples.jsonl")
 
 
 class LaunchSection(Section):
     """How the processes are started."""
 
-    ranks: PositiveInt | Literal["auto"] = Field("auto", description="processes; auto = GPUs, or on CPU one per two cores")
-    max_restarts: Annotated[int, Field(ge=0)] = Field(3, description="restarts after a fault")
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="rendezvous port; 0 = any free one")
-    threads: PositiveInt | Literal["auto"] = Field("auto", description="CPU threads of a rank; auto = usable cores / ranks")
-    timeout_seconds: PositiveInt = Field(600, description="a collective that takes longer has failed")
-    allocator: Literal["auto", "none"] = Field("auto", description="CPU: preload tcmalloc or mimalloc if one is present")
-    env: dict[str, str] = Field({}, description="environment of the ranks, such as NCCL settings")
+    ranks: PositiveInt | Literal["auto"] = Field(
+        default="auto", description="processes; auto = GPUs, or on CPU one per two cores"
+    )
+    max_restarts: Annotated[int, Field(ge=0)] = Field(default=3, description="restarts after a fault")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(default=0, description="rendezvous port; 0 = any free one")
+    threads: PositiveInt | Literal["auto"] = Field(
+        default="auto", description="CPU threads of a rank; auto = usable cores / ranks"
+    )
+    timeout_seconds: PositiveInt = Field(default=600, description="a collective that takes longer has failed")
+    allocator: Literal["auto", "none"] = Field(
+        default="auto", description="CPU: preload tcmalloc or mimalloc if one is present"
+    )
+    env: dict[str, str] = Field(default={}, description="environment of the ranks, such as NCCL settings")
 
 
 class RunConfig(Section):
@@ -171,6 +199,6 @@ class RunConfig(Section):
     precision: PrecisionSection = PrecisionSection()
     strategy: StrategySection = StrategySection()
     checkpoint: CheckpointSection = CheckpointSection()
-    validation: ValidateSection = Field(ValidateSection(), alias="validate")
+    validation: ValidateSection = Field(default=ValidateSection(), alias="validate")
     log: LogSection = LogSection()
     launch: LaunchSection = LaunchSection()

@@ -1,0 +1,203 @@
+"""What keys say together, and what they say about files: judged before anything heavy is imported.
+
+``check`` needs the run file alone, ``check_world`` the number of ranks, ``check_machine`` the GPUs that torch
+sees. Each reports every problem at once as ConfigError, with the origins of the values where they are given.
+``check_output_dir`` tries the disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from unisono.config.output import check_output_dir
+from unisono.config.paths import is_hub_id
+from unisono.config.schema import RunConfig
+from unisono.errors import ConfigError
+
+__all__ = ["check", "check_machine", "check_output_dir", "check_world"]
+
+Origins = Mapping[str, str]
+Problems = Iterator[tuple[str, str, str | None]]  # key, message, hint
+_SET_BY_THE_LAUNCHER = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
+
+
+def check(config: RunConfig, origins: Origins | None = None) -> None:
+    """Judge the run file by itself. Raises ConfigError with all problems at once."""
+    rules = (_batch, _length, _optim, _without_effect, _precision, _launch, _model, _data_files)
+    _raise([problem for rule in rules for problem in rule(config)], origins)
+
+
+def check_world(config: RunConfig, ranks: int, origins: Origins | None = None) -> None:
+    """Judge the run file for ``ranks`` processes. Raises ConfigError."""
+    problems = []
+    if config.strategy.name == "single" and ranks > 1:
+        problems.append(_single_with_many(ranks))
+    size, micro = config.batch.global_size, config.batch.micro_size
+    if size is not None and micro is not None and size % (micro * ranks):
+        message = (
+            f"batch.global_size {size} does not divide into micro-batches of batch.micro_size {micro}"
+            f" on {ranks} ranks: it must be a multiple of {micro} x {ranks} = {micro * ranks}"
+        )
+        problems.append(("batch.micro_size", message, _nearest_sizes(size, micro, ranks)))
+    _raise(problems, origins)
+
+
+def check_machine(config: RunConfig, gpus: int, origins: Origins | None = None) -> None:
+    """Judge the run file for a machine with ``gpus`` visible GPUs; 0 means the CPU. Raises ConfigError."""
+    problems: list[tuple[str, str, str | None]] = []
+    if gpus == 0 and config.precision.compute == "fp16":
+        message = "precision.compute is fp16, but no GPU is visible and CPUs do not multiply fp16"
+        problems.append(("precision.compute", message, "use precision.compute=auto, fp32 or bf16"))
+    ranks = config.launch.ranks
+    if gpus and ranks != "auto" and ranks > gpus:
+        message = f"launch.ranks is {ranks}, but torch sees {gpus} GPU{'s' if gpus > 1 else ''}"
+        problems.append(("launch.ranks", message, f"use launch.ranks={gpus}, or look at CUDA_VISIBLE_DEVICES"))
+    _raise(problems, origins)
+
+
+def _raise(problems: list[tuple[str, str, str | None]], origins: Origins | None) -> None:
+    if problems:
+        places = {key: place for key, place in (origins or {}).items() if place != "default"}
+        errors = [ConfigError(text, where=places.get(key), hint=hint) for key, text, hint in problems]
+        raise ConfigError.of(errors)
+
+
+def _single_with_many(ranks: int) -> tuple[str, str, str | None]:
+    message = f"strategy.name is single, but there are {ranks} ranks"
+    return "strategy.name", message, "use strategy.name=ddp or launch.ranks=1"
+
+
+def _nearest_sizes(size: int, micro: int, ranks: int) -> str:
+    """Name the values nearest to what was asked for that fit together."""
+    step = micro * ranks
+    sizes = [str(value) for value in (size // step * step, (size // step + 1) * step) if value]
+    choices = [f"batch.global_size={' or '.join(sizes)}"]
+    if size % ranks == 0:
+        each = size // ranks
+        fits = [value for value in range(1, each + 1) if each % value == 0]
+        choices.append(f"batch.micro_size={min(fits, key=lambda value: (abs(value - micro), value))}")
+    return "use " + ", or ".join([*choices, "batch.micro_tokens, which always fits"])
+
+
+def _batch(config: RunConfig) -> Problems:
+    batch = config.batch
+    if batch.global_size is None and batch.global_tokens is None:
+        message = "the size of an update is not given: batch.global_size (samples) or batch.global_tokens"
+        yield "batch.global_size", message, "for example batch.global_size=16"
+    if batch.global_size is not None and batch.global_tokens is not None:
+        both = f"batch.global_size {batch.global_size} and batch.global_tokens {batch.global_tokens}"
+        yield "batch.global_tokens", f"{both} are both given", "keep one of them"
+    if batch.micro_size is not None and batch.micro_tokens != "auto":
+        message = f"batch.micro_size {batch.micro_size} and batch.micro_tokens {batch.micro_tokens} are both given"
+        yield "batch.micro_tokens", message, "keep one of them"
+    if batch.micro_size is not None and batch.global_size is None:
+        message = f"batch.micro_size {batch.micro_size} needs batch.global_size, which is not given"
+        yield "batch.micro_size", message, "with batch.global_tokens use batch.micro_tokens"
+
+
+def _length(config: RunConfig) -> Problems:
+    length, warmup = config.length, config.optim.warmup
+    if length.epochs is None and length.updates is None:
+        message = "the length of the run is not given: length.epochs or length.updates"
+        yield "length.epochs", message, "for example length.epochs=3"
+    if length.epochs is not None and length.updates is not None:
+        message = f"length.epochs {length.epochs} and length.updates {length.updates} are both given"
+        yield "length.updates", message, "keep one of them"
+    if length.updates is not None and isinstance(warmup, int) and warmup > length.updates:
+        message = f"optim.warmup is {warmup} updates, but the run has length.updates {length.updates}"
+        yield "optim.warmup", message, "a share such as 0.03 fits every length"
+
+
+def _optim(config: RunConfig) -> Problems:
+    optim = config.optim
+    if optim.lr_scaling == "none":
+        if optim.lr_reference_batch is not None:
+            message = f"optim.lr_reference_batch {optim.lr_reference_batch} has no effect: optim.lr_scaling is none"
+            yield (
+                "optim.lr_reference_batch",
+                message,
+                "use optim.lr_scaling=linear or sqrt, or take the key out",
+            )
+        return
+    if optim.lr_reference_batch is None:
+        message = f"optim.lr_scaling {optim.lr_scaling} needs optim.lr_reference_batch, which is not given"
+        yield "optim.lr_scaling", message, "name the global batch size that optim.lr was chosen for"
+    if config.batch.global_size is None:
+        message = f"optim.lr_scaling {optim.lr_scaling} needs batch.global_size, which is not given"
+        yield "optim.lr_scaling", message, None
+
+
+def _without_effect(config: RunConfig) -> Problems:
+    """Refuse values that were changed from their default and cannot take effect."""
+    data, optim = config.data, config.optim
+    no_validation = data.validation in (0.0, [])
+    for key, useless, needs in (
+        ("optim.momentum", optim.name != "sgd", "optim.name sgd"),
+        ("optim.betas", optim.name != "adamw", "optim.name adamw"),
+        ("optim.eps", optim.name != "adamw", "optim.name adamw"),
+        ("optim.max_nonfinite", optim.on_nonfinite != "skip", "optim.on_nonfinite skip"),
+        ("data.max_skipped", data.on_error != "skip", "data.on_error skip"),
+        ("validate.every", no_validation, "data.validation, a share or files"),
+        ("strategy.bucket_mib", config.strategy.name == "single", "strategy.name ddp"),
+    ):
+        section = config.validation if key == "validate.every" else dict(config)[key.partition(".")[0]]
+        name = key.partition(".")[2]
+        value, default = dict(section)[name], type(section).model_fields[name].default
+        if useless and value != default:
+            yield key, f"{key} {value} has no effect: it needs {needs}", "take the key out"
+
+
+def _precision(config: RunConfig) -> Problems:
+    compute, weights = config.precision.compute, config.precision.weights
+    if weights == "bf16" and compute in ("fp32", "fp16"):
+        message = f"precision.weights bf16 cannot be computed in precision.compute {compute}"
+        yield "precision.weights", message, "use precision.compute=bf16, or leave the weights in fp32"
+
+
+def _launch(config: RunConfig) -> Problems:
+    ranks = config.launch.ranks
+    if config.strategy.name == "single" and ranks != "auto" and ranks > 1:
+        yield _single_with_many(ranks)
+    for name in sorted(set(config.launch.env) & set(_SET_BY_THE_LAUNCHER)):
+        yield "launch.env", f"launch.env.{name} is set by the launcher itself", "take it out"
+
+
+def _model(config: RunConfig) -> Problems:
+    path, lora = config.model.path, config.model.lora
+    if path != "starter" and not is_hub_id(path):
+        yield from _folder("model.path", path)
+    if lora is not None and lora.targets == []:
+        yield "model.lora.targets", "model.lora.targets is empty: nothing would be trained", "use all-linear"
+    if config.checkpoint.resume not in ("auto", "never"):
+        yield from _folder("checkpoint.resume", config.checkpoint.resume)
+
+
+def _folder(key: str, path: str) -> Problems:
+    if not os.path.isdir(path):
+        what = "is not a folder" if os.path.lexists(path) else "does not exist"
+        yield key, f"{key}: {path} {what}", None
+
+
+def _data_files(config: RunConfig) -> Problems:
+    """Find every data file that cannot be read, and files that are both learned and measured."""
+    validation = config.data.validation if isinstance(config.data.validation, list) else []
+    for key, files in (("data.train", config.data.train), ("data.validation", validation)):
+        for path in files:
+            if reason := _unreadable(path):
+                yield key, f"{key}: {path} {reason}", None
+    for path in sorted(set(config.data.train) & set(validation)):
+        message = f"{path} is in data.train and in data.validation: the validation loss would mean nothing"
+        yield "data.validation", message, "use other files, or a share such as data.validation=0.02"
+
+
+def _unreadable(path: str) -> str | None:
+    if not os.path.lexists(path):
+        return "does not exist"
+    if not os.path.exists(path):
+        return f"is a link to {os.readlink(path)}, which does not exist"
+    if not os.path.isfile(path):
+        return "is a folder, not a file" if os.path.isdir(path) else "is not a regular file"
+    return None if os.access(path, os.R_OK) else "cannot be read (permissions)"
