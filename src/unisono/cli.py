@@ -61,8 +61,9 @@ def version(
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="findings as JSON")] = False) -> None:
     """Is this machine fit? Versions, devices, a real exchange between two processes, speed, disk, network."""
     from unisono.doctor.run import run
+    from unisono.launch.cores import usable_cores
 
-    raise typer.Exit(run(as_json=as_json))
+    raise typer.Exit(run(usable_cores=usable_cores(), as_json=as_json))
 
 
 @app.command()
@@ -97,7 +98,7 @@ def train(run_file: RunFile, overrides: Overrides = None) -> None:
     check_output_dir(Path(loaded.config.run.output_dir))
     from unisono.launch import run
 
-    raise typer.Exit(run(loaded))
+    raise typer.Exit(run(loaded, overrides or []))
 
 
 @data_app.command()

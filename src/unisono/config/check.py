@@ -32,30 +32,15 @@ def check(config: RunConfig, origins: Origins | None = None) -> None:
 
 def check_world(config: RunConfig, ranks: int, origins: Origins | None = None) -> None:
     """Judge the run file for ``ranks`` processes. Raises ConfigError."""
-    problems = []
-    if config.strategy.name == "single" and ranks > 1:
-        problems.append(_single_with_many(ranks))
-    size, micro = config.batch.global_size, config.batch.micro_size
-    if size is not None and micro is not None and size % (micro * ranks):
-        message = (
-            f"batch.global_size {size} does not divide into micro-batches of batch.micro_size {micro}"
-            f" on {ranks} ranks: it must be a multiple of {micro} x {ranks} = {micro * ranks}"
-        )
-        problems.append(("batch.micro_size", message, _nearest_sizes(size, micro, ranks)))
-    _raise(problems, origins)
+    _raise(list(_world(config, ranks)), origins)
 
 
 def check_machine(config: RunConfig, gpus: int, origins: Origins | None = None) -> None:
     """Judge the run file for a machine with ``gpus`` visible GPUs; 0 means the CPU. Raises ConfigError."""
-    problems: list[tuple[str, str, str | None]] = []
     if gpus == 0 and config.precision.compute == "fp16":
-        message = "precision.compute is fp16, but no GPU is visible and CPUs do not multiply fp16"
-        problems.append(("precision.compute", message, "use precision.compute=auto, fp32 or bf16"))
-    ranks = config.launch.ranks
-    if gpus and ranks != "auto" and ranks > gpus:
-        message = f"launch.ranks is {ranks}, but torch sees {gpus} GPU{'s' if gpus > 1 else ''}"
-        problems.append(("launch.ranks", message, f"use launch.ranks={gpus}, or look at CUDA_VISIBLE_DEVICES"))
-    _raise(problems, origins)
+        message = "precision.compute is fp16, but no GPU is visible, and CPUs emulate fp16 at best"
+        hint = "use precision.compute=auto (bf16 where the CPU multiplies it, else fp32)"
+        _raise([("precision.compute", message, hint)], origins)
 
 
 def _raise(problems: list[tuple[str, str, str | None]], origins: Origins | None) -> None:
@@ -65,9 +50,17 @@ def _raise(problems: list[tuple[str, str, str | None]], origins: Origins | None)
         raise ConfigError.of(errors)
 
 
-def _single_with_many(ranks: int) -> tuple[str, str, str | None]:
-    message = f"strategy.name is single, but there are {ranks} ranks"
-    return "strategy.name", message, "use strategy.name=ddp or launch.ranks=1"
+def _world(config: RunConfig, ranks: int) -> Problems:
+    if config.strategy.name == "single" and ranks > 1:
+        message = f"strategy.name is single, but there are {ranks} ranks"
+        yield "strategy.name", message, "use strategy.name=ddp or launch.ranks=1"
+    size, micro = config.batch.global_size, config.batch.micro_size
+    if size is not None and micro is not None and size % (micro * ranks):
+        message = (
+            f"batch.global_size {size} does not divide into micro-batches of batch.micro_size {micro}"
+            f" on {ranks} ranks: it must be a multiple of {micro} x {ranks} = {micro * ranks}"
+        )
+        yield "batch.micro_size", message, _nearest_sizes(size, micro, ranks)
 
 
 def _nearest_sizes(size: int, micro: int, ranks: int) -> str:
@@ -159,8 +152,7 @@ def _precision(config: RunConfig) -> Problems:
 
 def _launch(config: RunConfig) -> Problems:
     ranks = config.launch.ranks
-    if config.strategy.name == "single" and ranks != "auto" and ranks > 1:
-        yield _single_with_many(ranks)
+    yield from _world(config, 1 if ranks == "auto" else ranks)
     for name in sorted(set(config.launch.env) & set(_SET_BY_THE_LAUNCHER)):
         yield "launch.env", f"launch.env.{name} is set by the launcher itself", "take it out"
 

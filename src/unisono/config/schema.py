@@ -150,6 +150,7 @@ class CheckpointSection(Section):
         default="auto", description="updates between saves; auto = every five minutes"
     )
     keep: PositiveInt = Field(default=3, description="newest checkpoints kept; the best one is kept besides")
+    allow_changes: list[str] = Field(default=[], description="settings that may differ from the checkpoint's, by name")
     resume: str = Field(default="auto", description="auto = newest sound one in the run folder, never, or a folder")
 
 
