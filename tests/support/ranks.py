@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 LIMIT_SECONDS = 60.0
+# the server of Python < 3.12 does not get our sys.path, and ignores modules that it cannot import
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["support.preload"])
 

@@ -58,7 +58,7 @@ def _world(config: RunConfig, ranks: int) -> Problems:
     if size is not None and micro is not None and size % (micro * ranks):
         message = (
             f"batch.global_size {size} does not divide into micro-batches of batch.micro_size {micro}"
-            f" on {ranks} ranks: it must be a multiple of {micro} x {ranks} = {micro * ranks}"
+            f" on {ranks} rank{'s' if ranks > 1 else ''}: it must be a multiple of {micro} x {ranks} = {micro * ranks}"
         )
         yield "batch.micro_size", message, _nearest_sizes(size, micro, ranks)
 

@@ -1,0 +1,168 @@
+"""Build the parts of a run, once: inputs, model, strategy, optimizer, and the order of all its updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unisono.config.schema import RunConfig
+from unisono.data.loader import Batches, Cut, Store
+from unisono.data.order import Order
+from unisono.data.prepare import Prepared
+from unisono.data.prepare import prepare as prepare_data
+from unisono.data.spread import CostModel
+from unisono.dist import World
+from unisono.loss import TrainingModel, verify
+from unisono.model.facts import Facts, read_facts
+from unisono.model.load import base_model, load_model, resolve_model
+from unisono.optim import build_optimizer, peak_rate
+from unisono.precision import DTYPES, Precision
+from unisono.resume import fixed_settings, trainable
+from unisono.state import derive_seed
+from unisono.strategy import Strategy
+from unisono.strategy import choose as choose_strategy
+
+CPU_MICRO_TOKENS, GPU_MICRO_TOKENS = 2048, 8192
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is ready before any process group exists: the model's folder, its facts, the prepared tokens."""
+
+    folder: Path
+    facts: Facts
+    data: Prepared
+
+
+def prepare(config: RunConfig) -> Inputs:
+    """Resolve the model and prepare the data; the launcher calls it first, then every rank finds it done."""
+    folder = resolve_model(config.model.path)
+    facts = read_facts(folder)
+    longest = config.data.max_length
+    max_length = facts.context_tokens if longest == "auto" else longest
+    data = prepare_data(config.data, folder, max_length=max_length, trust_remote_code=config.model.trust_remote_code)
+    return Inputs(folder, facts, data)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The parts of a run, built once."""
+
+    config: RunConfig
+    inputs: Inputs
+    world: World
+    model: torch.nn.Module  # the training model as the strategy wrapped it
+    saved: torch.nn.Module  # what is handed over at the end: a transformers or peft model
+    named: list[tuple[str, torch.nn.Parameter]]
+    strategy: Strategy
+    optimizer: torch.optim.Optimizer
+    precision: Precision
+    order: Order
+    batches: Batches
+    total: int
+    peak: float
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a resumed run must share with this one."""
+        key = self.inputs.data.train.key
+        return fixed_settings(self.config, data_key=key, total=self.total, compute=self.precision.compute)
+
+
+def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
+    """Collective. Load the model, wrap it, and lay out the order of the whole run."""
+    saved = load_model(
+        config.model,
+        inputs.folder,
+        weights=DTYPES[config.precision.weights],
+        seed=derive_seed(config.run.seed, "lora"),
+    ).to(world.device)
+    training = TrainingModel(base_model(saved), document_attention=config.model.attention in {"auto", "document"})
+    verify(training, packed=config.data.pack, device=world.device)
+    named = trainable(training)
+    strategy = choose_strategy(config.strategy, world.size)
+    model = strategy.shard(training).train()
+    batch, train = config.batch, inputs.data.train
+    order = Order(
+        train.lengths,
+        global_size=batch.global_size,
+        global_tokens=batch.global_tokens,
+        seed=config.run.seed,
+        shuffle=config.data.shuffle,
+    )
+    return Run(
+        config=config,
+        inputs=inputs,
+        world=world,
+        model=model,
+        saved=saved,
+        named=named,
+        strategy=strategy,
+        optimizer=build_optimizer(config.optim, named),
+        precision=Precision(compute, world.device),
+        order=order,
+        batches=make_batches(config, inputs, inputs.data.train, world, strategy),
+        total=config.length.updates or order.num_updates(config.length.epochs or 1),
+        peak=peak_rate(config.optim, batch.global_size),
+    )
+
+
+def make_batches(config: RunConfig, inputs: Inputs, store: Store, world: World, strategy: Strategy) -> Batches:
+    """Say how a store's samples become this rank's micro-batches."""
+    facts = inputs.facts
+    quadratic, head = (
+        1 / (12 * facts.hidden_size),
+        facts.vocabulary / (12 * facts.hidden_size * facts.num_layers),
+    )
+    cut = Cut(config.data.pack, micro_tokens(config, inputs, world), config.batch.micro_size)
+    return Batches(
+        store,
+        cut,
+        CostModel(quadratic, head),
+        rank=world.rank,
+        world=world.size,
+        equal_counts=strategy.forward_is_collective,
+    )
+
+
+def micro_tokens(config: RunConfig, inputs: Inputs, world: World) -> int:
+    """Return the token budget of a micro-batch; auto is small on a CPU, where a larger one gains nothing."""
+    if config.batch.micro_tokens != "auto":
+        return config.batch.micro_tokens
+    longest = int(inputs.data.train.lengths.max())
+    return max(longest, 8192 if world.device.type == "cuda" else 2048)
+
+
+def announce(run: Run, compute: str, say: Callable[[str], None]) -> None:
+    """Say in a few lines what is about to run: formats, strategy, and micro x accumulation x ranks = global."""
+    config, world, train = run.config, run.world, run.inputs.data.train
+    trained = sum(parameter.numel() for _, parameter in run.named)
+    everything = sum(parameter.numel() for parameter in run.saved.parameters())
+    say(f"model: {trained:,} of {everything:,} parameters are trained; compute {compute}; {run.strategy.describe()}")
+    if config.precision.weights != "fp32":
+        say("warning: weights are kept in bf16: updates smaller than 1/256 of a weight are lost (precision.weights)")
+    say(f"threads: {torch.get_num_threads()} a rank; device {world.device}")
+    per_epoch = run.order.num_updates(1)
+    tokens = round(int(train.lengths.sum()) / per_epoch)
+    samples = len(train) / per_epoch
+    micro = micro_tokens(config, run.inputs, world)
+    size = config.batch.micro_size
+    if size is not None and config.batch.global_size is not None:
+        accumulation = config.batch.global_size // (size * world.size)
+        say(
+            f"batch: micro {size} x accumulation {accumulation} x ranks {world.size} = "
+            f"global {config.batch.global_size} samples, about {tokens:,} tokens an update"
+        )
+    else:
+        accumulation = max(1, -(-tokens // (micro * world.size)))
+        say(
+            f"batch: micro up to {micro:,} tokens x accumulation about {accumulation} x ranks {world.size} = "
+            f"global {config.batch.global_size or round(samples)} samples, about {tokens:,} tokens an update"
+        )
+    if run.peak != config.optim.lr:
+        say(f"learning rate: {config.optim.lr:g} scaled to {run.peak:g} ({config.optim.lr_scaling}, optim.lr_scaling)")
+    say(f"length: {run.total} updates, {per_epoch} an epoch of {len(train):,} samples")

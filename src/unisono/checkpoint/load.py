@@ -1,0 +1,36 @@
+"""Load a checkpoint into tensors that already exist, whatever number of ranks wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from unisono.dist import World
+from unisono.errors import CheckpointError
+
+
+def stored_names(folder: Path) -> set[str]:
+    """Return the names of the tensors in a checkpoint.
+
+    DCP's index is a pickle: call this only on a folder whose hashes were verified.
+    """
+    return set(FileSystemReader(folder).read_metadata().state_dict_metadata)
+
+
+def load_checkpoint(folder: Path, tensors: dict[str, torch.Tensor], *, world: World) -> None:
+    """Collective. Fill ``tensors`` in place; their names must be exactly those that were stored."""
+    stored = stored_names(folder)
+    missing, unknown = sorted(tensors.keys() - stored), sorted(stored - tensors.keys())
+    if missing or unknown:
+        raise CheckpointError(
+            f"it does not fit this model: it lacks {_few(missing)}; it has besides {_few(unknown)}",
+            where=str(folder),
+        )
+    load(tensors, storage_reader=FileSystemReader(folder), no_dist=world.size == 1)
+
+
+def _few(names: list[str]) -> str:
+    return "nothing" if not names else ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,143 @@
+"""What makes a folder a checkpoint: a manifest, written last, with the size and hash of every file.
+
+A checkpoint is chosen by the update number inside its manifest, never by its name or its file times. No torch here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from unisono.errors import CheckpointError
+
+FORMAT = 1
+NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """``update``: finished updates; ``state``: the trainer's scalars; ``settings``: what must not change on resume."""
+
+    update: int
+    epoch: int
+    world: int
+    state: dict[str, Any]
+    settings: dict[str, Any]
+    validation_loss: float | None = None
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new names in ``folder`` durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_synced(file: Path, data: bytes) -> None:
+    """Write a file and wait until it is on disk."""
+    with file.open("wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def hash_file(file: Path) -> str:
+    """Return the SHA-256 of a file, in hex."""
+    with file.open("rb") as data:
+        return _digest(data)
+
+
+def _digest(data: Any) -> str:
+    digest = hashlib.sha256()
+    for block in iter(lambda: data.read(2**20), b""):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def seal(folder: Path, manifest: Manifest) -> Manifest:
+    """Hash every file in ``folder`` and write the manifest: the last file, so that its presence means complete."""
+    files = {
+        str(file.relative_to(folder)): {"bytes": file.stat().st_size, "sha256": hash_file(file)}
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name != NAME
+    }
+    sealed = Manifest(**{**manifest.__dict__, "files": files})
+    write_synced(folder / NAME, orjson.dumps({"format": FORMAT, **sealed.__dict__}, option=orjson.OPT_INDENT_2))
+    sync_folder(folder)
+    return sealed
+
+
+def read(folder: Path) -> Manifest:
+    """Read a manifest; anything that is not one is a CheckpointError that says why."""
+    file = folder / NAME
+    if not file.is_file():
+        raise CheckpointError("it has no manifest: the save was cut short", where=str(folder))
+    try:
+        values = orjson.loads(file.read_bytes())
+        if values.pop("format") != FORMAT:
+            raise CheckpointError(f"its manifest is not of format {FORMAT}", where=str(file))
+        return Manifest(**values)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"its manifest cannot be read: {error}", where=str(file)) from None
+
+
+def verify(folder: Path) -> Manifest:
+    """Check every file's size and hash against the manifest before anything of it is loaded."""
+    manifest = read(folder)
+    for name, facts in manifest.files.items():
+        file = folder / name
+        if not file.is_file():
+            raise CheckpointError(f"{name} is missing", where=str(folder))
+        size = file.stat().st_size
+        if size != facts["bytes"]:
+            raise CheckpointError(f"{name} has {size} bytes, its manifest says {facts['bytes']}", where=str(folder))
+        if hash_file(file) != facts["sha256"]:
+            raise CheckpointError(f"{name} is damaged: its hash is not the manifest's", where=str(folder))
+    return manifest
+
+
+def candidates(checkpoints: Path) -> Iterator[tuple[Path, Manifest | CheckpointError]]:
+    """Yield the folders that look like checkpoints, newest update first; unreadable ones come first of all.
+
+    Private folders (a leading dot) are saves that did not finish, and are not looked at.
+    """
+    found: list[tuple[Path, Manifest | CheckpointError]] = []
+    for folder in sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []:
+        if not folder.is_dir() or folder.name.startswith("."):
+            continue
+        try:
+            found.append((folder, read(folder)))
+        except CheckpointError as error:
+            found.append((folder, error))
+    yield from sorted(found, key=lambda pair: -pair[1].update if isinstance(pair[1], Manifest) else -(2**62))
+
+
+def newest_sound(checkpoints: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint whose files are all as its manifest says, and why newer ones were passed over."""
+    passed_over = []
+    for folder, manifest in candidates(checkpoints):
+        if isinstance(manifest, CheckpointError):
+            passed_over.append(f"ignored {folder.name}: {manifest.message}")
+            continue
+        try:
+            verify(folder)
+        except CheckpointError as error:
+            passed_over.append(f"ignored {folder.name}: {error.message}")
+            continue
+        return folder, passed_over
+    return None, passed_over
+
+
+def compare_settings(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Name the settings that differ, with both values."""
+    keys = sorted(then.keys() | now.keys())
+    return [f"{k}: {then.get(k)!r} then, {now.get(k)!r} now" for k in keys if then.get(k) != now.get(k)]

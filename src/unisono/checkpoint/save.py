@@ -1,0 +1,102 @@
+"""Write a checkpoint so that it is whole or not there at all, and purge old ones only after that.
+
+Private folder -> sharded tensors by torch's DCP, synced -> manifest with sizes and hashes -> one rename -> purge.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from unisono.checkpoint.manifest import Manifest, candidates, seal, sync_folder
+from unisono.dist import World, gather
+from unisono.errors import CheckpointError
+
+
+def checkpoint_name(update: int) -> str:
+    """Return the folder name of a checkpoint; names are for people, the manifest counts."""
+    return f"update-{update:08d}"
+
+
+def save_checkpoint(
+    checkpoints: Path, tensors: dict[str, torch.Tensor], manifest: Manifest, *, world: World, keep: int
+) -> Path:
+    """Collective. Save ``tensors`` as one checkpoint, then keep the newest ``keep`` and the best one.
+
+    Tensors that all ranks hold are written once. A failure on any rank leaves all older checkpoints as they were and
+    raises on every rank.
+    """
+    target = checkpoints / checkpoint_name(manifest.update)
+    private = checkpoints / f".{target.name}.tmp"
+    _together(world.is_first, lambda: _fresh(private), f"cannot create {private}")
+    writer = FileSystemWriter(private, single_file_per_rank=True, sync_files=True, thread_count=1)
+    try:
+        save(tensors, storage_writer=writer, no_dist=world.size == 1)
+    except (CheckpointException, OSError) as error:
+        if world.is_first:
+            shutil.rmtree(private, ignore_errors=True)
+        raise CheckpointError(f"saving update {manifest.update} failed: {error}", where=str(private)) from error
+
+    def publish() -> None:
+        seal(private, manifest)
+        _rename(private, target)
+        purge(checkpoints, keep)
+
+    _together(world.is_first, publish, f"cannot publish {target}")
+    return target
+
+
+def _together(acts: bool, action: Callable[[], None], what: str) -> None:
+    """Collective. Let one rank act; if that fails, all ranks raise."""
+    error: OSError | None = None
+    if acts:
+        try:
+            action()
+        except OSError as caught:
+            error = caught
+    if any(failed for (failed,) in gather([float(error is not None)])):
+        raise CheckpointError(f"{what}: {error or 'see rank 0'}") from error
+
+
+def _fresh(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _rename(private: Path, target: Path) -> None:
+    """Publish by one rename; an unsound folder that sits on the name is moved out of the way first."""
+    old = target.with_name(f".{target.name}.old")
+    if target.exists():
+        os.rename(target, old)
+    os.rename(private, target)
+    sync_folder(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def purge(checkpoints: Path, keep: int) -> None:
+    """Delete all but the newest ``keep`` and the one with the best validation loss; nothing without a manifest."""
+    sound = [(folder, m) for folder, m in candidates(checkpoints) if isinstance(m, Manifest)]
+    validated = [(m.validation_loss, folder) for folder, m in sound if m.validation_loss is not None]
+    best = {min(validated)[1]} if validated else set()
+    for folder, _ in sound[keep:]:
+        if folder not in best:
+            doomed = folder.with_name(f".{folder.name}.old")
+            os.rename(folder, doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_leftovers(checkpoints: Path) -> list[str]:
+    """Remove what a killed save or purge left behind; returns the names, to be said aloud."""
+    leftovers = (
+        [f for f in checkpoints.glob(".update-*") if f.suffix in {".tmp", ".old"}] if checkpoints.is_dir() else []
+    )
+    for folder in leftovers:
+        shutil.rmtree(folder, ignore_errors=True)
+    return [folder.name for folder in leftovers]

@@ -1,0 +1,138 @@
+"""The batches of a rank, update by update, built ahead by one thread.
+
+Building a batch is copying a few thousand token ids out of a memory map; there are no worker processes to fork, to
+lose or to signal. The position of a run is the update's number and nothing else, so what was built ahead and not
+trained is never counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.data.collate import MicroBatch, Samples, collate, empty_micro_batch
+from unisono.data.order import Order
+from unisono.data.pack import batch_by_count, batch_padded, pack
+from unisono.data.spread import CostModel, spread
+
+Indices = NDArray[np.int64]
+
+
+class Store(Samples, Protocol):
+    """A token store: tokens, targets and record id of each sample, all ``[samples]``, besides the samples."""
+
+    lengths: Indices
+    num_targets: Indices
+    record: Indices
+
+    def __len__(self) -> int:
+        """Count the samples."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How samples become micro-batches: packed or padded rows, under a token budget or by count."""
+
+    packed: bool
+    micro_tokens: int
+    micro_size: int | None = None
+
+    def __call__(self, lengths: Indices) -> list[Indices]:
+        """Cut one rank's samples into micro-batches."""
+        if self.micro_size is not None:
+            return batch_by_count(lengths, self.micro_size)
+        return pack(lengths, self.micro_tokens) if self.packed else batch_padded(lengths, self.micro_tokens)
+
+
+@dataclass(frozen=True)
+class UpdateBatch:
+    """All that one rank needs for one update; the counts are global and known before backward."""
+
+    number: int
+    epoch: int
+    records: list[int]
+    records_by_rank: list[list[int]]
+    num_targets: int
+    num_tokens: int
+    micro_batches: list[MicroBatch]
+
+
+class Batches:
+    """Builds the micro-batches of this rank for a set of samples.
+
+    ``equal_counts``: give all ranks the same number of micro-batches (a sharded forward is collective); the missing
+    ones carry no target. Without it a rank has at least one, so that it joins the gradient exchange.
+    """
+
+    def __init__(
+        self, store: Store, cut: Cut, cost: CostModel, *, rank: int, world: int, equal_counts: bool = False
+    ) -> None:
+        self._store = store
+        self._cut = cut
+        self._cost = cost
+        self._rank = rank
+        self._world = world
+        self._equal_counts = equal_counts
+
+    def build(self, number: int, epoch: int, samples: Indices) -> UpdateBatch:
+        """Build this rank's part of the update over ``samples``."""
+        lengths, num_targets = self._store.lengths[samples], self._store.num_targets[samples]
+        shares = spread(self._cost(lengths, num_targets), self._world)
+        mine = shares[self._rank]
+        rows = self._cut(lengths[mine])
+        count = max(len(self._cut(lengths[share])) for share in shares) if self._equal_counts else 1
+        micro = [collate(self._store, samples[mine[row]], packed=self._cut.packed) for row in rows]
+        micro += [empty_micro_batch() for _ in range(max(count, 1) - len(micro))]
+        records = self._store.record[samples]
+        return UpdateBatch(
+            number=number,
+            epoch=epoch,
+            records=records.tolist(),
+            records_by_rank=[records[share].tolist() for share in shares],
+            num_targets=int(num_targets.sum()),
+            num_tokens=int(lengths.sum()),
+            micro_batches=micro,
+        )
+
+    def evaluation(self, chunk: int) -> Iterator[UpdateBatch]:
+        """Yield the whole store once, in source order, ``chunk`` samples at a time, spread over the ranks."""
+        for number, start in enumerate(range(0, len(self._store), chunk), 1):
+            yield self.build(number, 0, np.arange(start, min(start + chunk, len(self._store))))
+
+
+class Loader:
+    """Yields the update batches ``first..last``, ``prefetch`` of them built ahead (0 = built when asked for)."""
+
+    def __init__(self, order: Order, batches: Batches, *, first: int, last: int, prefetch: int) -> None:
+        self._order = order
+        self._batches = batches
+        self._numbers = iter(range(first, last + 1))
+        self._prefetch = prefetch
+
+    def __iter__(self) -> Iterator[UpdateBatch]:
+        """Yield in order; an error of the building thread surfaces here."""
+        if self._prefetch == 0:
+            yield from map(self._build, self._numbers)
+            return
+        waiting: deque[Future[UpdateBatch]] = deque()
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as builder:
+            try:
+                for number in self._numbers:
+                    waiting.append(builder.submit(self._build, number))
+                    if len(waiting) > self._prefetch:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def _build(self, number: int) -> UpdateBatch:
+        update = self._order.update(number)
+        return self._batches.build(number, update.epoch, update.samples)

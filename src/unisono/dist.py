@@ -1,0 +1,99 @@
+"""The world: ranks, their device, and the few values they agree on.
+
+One process needs no process group at all: every function here then answers without communication.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place: global rank of ``size``, and rank on its host."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """True on the one rank that writes files and speaks."""
+        return self.rank == 0
+
+
+def find_world() -> World:
+    """Read the place torchrun gave this process; alone when it gave none. Needs no process group."""
+    rank, size, local_rank, local_size = (
+        int(os.environ.get(name, default))
+        for name, default in (
+            ("RANK", "0"),
+            ("WORLD_SIZE", "1"),
+            ("LOCAL_RANK", "0"),
+            ("LOCAL_WORLD_SIZE", "1"),
+        )
+    )
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(local_rank)
+    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    return World(rank, size, local_rank, local_size, device)
+
+
+def join(world: World, timeout_seconds: int) -> None:
+    """Collective. Create the process group: nccl for GPUs beside gloo for CPU tensors, gloo alone otherwise."""
+    if world.size == 1:
+        return
+    backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend,
+        timeout=timedelta(seconds=timeout_seconds),
+        device_id=world.device if world.device.type == "cuda" else None,
+    )
+
+
+def leave() -> None:
+    """Destroy the process group.
+
+    Callers drop models and optimizers first: gloo frees its last collectives in a thread of its own, which must not
+    happen while the interpreter shuts down (pytorch issue 190489).
+    """
+    gc.collect()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def gather(values: Sequence[float]) -> list[list[float]]:
+    """Collective. Return every rank's ``values``, in rank order, the same on all ranks."""
+    mine = torch.tensor(values, dtype=torch.float64)
+    if not dist.is_initialized():
+        return [mine.tolist()]
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)
+    return [theirs.tolist() for theirs in everyone]
+
+
+def agree(text: str) -> str:
+    """Collective. Return rank 0's ``text`` on all ranks: decisions are values that are sent, never taken twice."""
+    if not dist.is_initialized():
+        return text
+    size = torch.tensor([len(text.encode())])
+    dist.broadcast(size, 0)
+    data = torch.frombuffer(bytearray(text.encode().ljust(int(size), b"\0")[: int(size)] or b"\0"), dtype=torch.uint8)
+    dist.broadcast(data, 0)
+    return bytes(data[: int(size)].tolist()).decode()
+
+
+def wait_for_all() -> None:
+    """Collective. Return when every rank has come here."""
+    if dist.is_initialized():
+        gather([0.0])

@@ -1,0 +1,140 @@
+"""Find a model, load it in the wanted format, put adapters in.
+
+Loading is memory-mapped (safetensors): ranks of one host share the file's pages until the weights are cast or trained.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unisono.config.schema import LoraSection, ModelSection
+from unisono.errors import ModelError
+from unisono.model import attention
+from unisono.model.facts import read_facts
+from unisono.model.starter import starter_folder
+
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+
+
+def resolve_model(path: str) -> Path:
+    """Turn ``model.path`` into a local folder: the starter model, a folder, or a hub id."""
+    if path == "starter":
+        return starter_folder()
+    if Path(path).is_dir():
+        return Path(path)
+    if path.startswith((".", "/")) or path.count("/") != 1:
+        raise ModelError(f"{path} is not a folder", where="model.path", hint="give a folder, a hub id, or 'starter'")
+    return _from_hub(path)
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+    )
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=_is_cached(name)))
+    except (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        OSError,
+    ) as error:
+        raise ModelError(
+            f"{name} is neither a folder nor to be had from the hub: {str(error).splitlines()[0]}",
+            where="model.path",
+            hint="without a network, copy the model to a folder and give that; a gated model needs `hf auth login`",
+        ) from None
+
+
+def _is_cached(name: str) -> bool:
+    """Tell whether the hub's cache holds a complete model, so that no request is needed at all."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return all(isinstance(try_to_load_from_cache(name, f), str) for f in ("config.json", "model.safetensors"))
+
+
+def context_length(folder: Path) -> int:
+    """Return the number of tokens the model can attend to."""
+    return read_facts(folder).context_tokens
+
+
+def load_model(section: ModelSection, folder: Path, *, weights: torch.dtype, seed: int) -> torch.nn.Module:
+    """Load the causal language model of ``folder``, with adapters if asked, on the CPU.
+
+    ``seed`` fixes the adapters' first values: all ranks and all world sizes start from the same ones.
+    Returns a transformers model, or a peft model around it.
+    """
+    from transformers import AutoModelForCausalLM, logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    attention.register()
+    try:
+        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=weights,
+            attn_implementation=attention.NAME if section.attention == "auto" else section.attention,
+            trust_remote_code=section.trust_remote_code,
+            local_files_only=True,
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{folder} cannot be loaded as a causal language model: {error}", where="model.path"
+        ) from error
+    if section.activation_checkpointing:
+        _checkpoint_activations(model)
+    return model if section.lora is None else add_adapters(model, section.lora, seed)
+
+
+def _checkpoint_activations(model: Any) -> None:
+    """Recompute each block in backward; not reentrant, so that frozen and unused parameters are fine."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def add_adapters(model: Any, section: LoraSection, seed: int) -> torch.nn.Module:
+    """Put LoRA adapters in, in fp32; a target that matches nothing is an error."""
+    from peft import LoraConfig, get_peft_model
+
+    if section.targets != "all-linear":
+        _refuse_unmatched(model, section.targets)
+    settings = LoraConfig(
+        r=section.rank,
+        lora_alpha=section.alpha,  # type: ignore[arg-type]  # peft's annotation says int, its arithmetic takes a float
+        lora_dropout=section.dropout,
+        target_modules=section.targets,
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        adapted: torch.nn.Module = get_peft_model(model, settings)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return adapted
+
+
+def _refuse_unmatched(model: torch.nn.Module, targets: list[str]) -> None:
+    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    endings = sorted({name.rsplit(".", 1)[-1] for name in names})
+    unmatched = [t for t in targets if not any(n == t or n.endswith(f".{t}") for n in names)]
+    if unmatched:
+        raise ModelError(
+            f"no linear layer is called {', '.join(unmatched)}; this model has {', '.join(endings)}",
+            where="model.lora.targets",
+            hint="use names of the list, or all-linear",
+        )
+
+
+def base_model(model: Any) -> Any:
+    """Return the causal language model inside a peft model, or the model itself."""
+    from peft import PeftModel
+
+    return model.get_base_model() if isinstance(model, PeftModel) else model

@@ -1,0 +1,83 @@
+"""The run folder: what a run leaves behind and where. The names are stable; see the design, section 5."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from unisono.config.load import Loaded
+from unisono.config.render import render
+from unisono.metrics.environment import environment
+from unisono.metrics.record import JsonLines, cut_after
+from unisono.metrics.trackers import TensorBoard, open_trackers
+
+
+@dataclass
+class RunFolder:
+    """Open files of one rank. Rank 0 writes metrics and samples; every rank its own events."""
+
+    path: Path
+    metrics: JsonLines | None
+    samples: JsonLines | None
+    events: JsonLines
+    trackers: list[TensorBoard]
+
+    @property
+    def model(self) -> Path:
+        """The final model's folder."""
+        return self.path / "model"
+
+    def line(self, values: dict[str, Any]) -> None:
+        """Write one metrics line, here and to the trackers (rank 0)."""
+        if self.metrics is not None:
+            self.metrics.write(values)
+            for tracker in self.trackers:
+                tracker.write(values)
+
+    def ids(self, update: int, records: list[int]) -> None:
+        """Write the sample ids of an update, if asked for (rank 0)."""
+        if self.samples is not None:
+            self.samples.write({"update": update, "ids": records})
+
+    def close(self) -> None:
+        """Make everything durable."""
+        for file in (self.metrics, self.samples, self.events):
+            if file is not None:
+                file.close()
+        for tracker in self.trackers:
+            tracker.close()
+
+
+def checkpoints_of(output_dir: str) -> Path:
+    """Return the folder of a run's checkpoints."""
+    return Path(output_dir) / "checkpoints"
+
+
+def open_run_folder(loaded: Loaded, *, rank: int, world: int, update: int) -> RunFolder:
+    """Open the run folder to go on after ``update``: lines of later updates are dropped, they will be done again."""
+    config = loaded.config
+    path = Path(config.run.output_dir)
+    path.mkdir(parents=True, exist_ok=True)
+    files = ["metrics.jsonl", "samples.jsonl"] if rank == 0 else []
+    for name in [*files, f"events/rank{rank}.jsonl"]:
+        cut_after(path / name, update)
+    if rank == 0:
+        _replace(path / "run.yaml", render(loaded).encode())
+        _replace(path / "environment.json", orjson.dumps(environment(world), option=orjson.OPT_INDENT_2))
+    return RunFolder(
+        path=path,
+        metrics=JsonLines(path / "metrics.jsonl") if rank == 0 else None,
+        samples=JsonLines(path / "samples.jsonl") if rank == 0 and config.log.samples else None,
+        events=JsonLines(path / "events" / f"rank{rank}.jsonl"),
+        trackers=open_trackers(config.log.trackers, path) if rank == 0 else [],
+    )
+
+
+def _replace(file: Path, data: bytes) -> None:
+    private = file.with_name(f".{file.name}.tmp")
+    private.write_bytes(data)
+    os.replace(private, file)

@@ -1,0 +1,91 @@
+"""One update: micro-batches -> summed loss -> backward -> clip -> step. No files, no printing.
+
+The loss of an update is (sum of token losses over the global batch) / (its number of targets). The divisor is global
+and known beforehand: it scales each micro-batch's loss before backward, and nobody averages afterwards (laws 1, 2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from unisono.dist import World, gather
+from unisono.optim import set_rate
+from unisono.precision import Precision
+from unisono.strategy import Strategy
+
+
+class Batch(Protocol):
+    """A micro-batch that can put its arguments on a device."""
+
+    def inputs(self, device: torch.device) -> dict[str, object]:
+        """Return the arguments of the training model's forward."""
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What an update was.
+
+    ``is_sound`` is false when loss or gradient norm is NaN or infinite on any rank (an overflow that fp16's loss scale
+    answers is sound); ``bad_ranks`` had a loss that is not finite; ``stepped`` tells whether weights moved.
+    """
+
+    loss: float
+    grad_norm: float
+    stepped: bool
+    is_sound: bool
+    bad_ranks: list[int]
+    save_wanted: bool
+
+
+def take_update(
+    model: torch.nn.Module,
+    micro_batches: Sequence[Batch],
+    *,
+    num_targets: int,
+    strategy: Strategy,
+    optimizer: torch.optim.Optimizer,
+    precision: Precision,
+    world: World,
+    rate: float,
+    max_grad_norm: float | None,
+    wants_save: bool = False,
+) -> UpdateResult:
+    """Collective. Take one optimizer update over this rank's micro-batches; ``num_targets`` counts all ranks' targets.
+
+    All ranks decide alike: losses are gathered, the gradient norm is global. ``wants_save`` is this rank's wish to save
+    after the update; rank 0's is what counts, and it travels with the losses.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    losses = []  # stay on the device: reading each would stall a GPU between micro-batches
+    for place, batch in enumerate(micro_batches, 1):
+        with strategy.microbatch(last=place == len(micro_batches)):
+            with precision.autocast():
+                loss = model(**batch.inputs(world.device))
+            strategy.backward(precision.scale(loss / num_targets))
+        losses.append(loss.detach())
+    total = float(torch.stack(losses).double().sum())
+    everyone = gather([total, float(wants_save)])
+    mean = math.fsum(theirs[0] for theirs in everyone) / num_targets
+    bad_ranks = [rank for rank, theirs in enumerate(everyone) if not math.isfinite(theirs[0])]
+    precision.unscale(optimizer)
+    norm = strategy.clip(max_grad_norm)
+    set_rate(optimizer, rate)
+    overflow_has_an_answer = precision.compute == "fp16"
+    is_sound = math.isfinite(mean) and (math.isfinite(norm) or overflow_has_an_answer)
+    stepped = precision.step(optimizer) if is_sound else precision.skip(optimizer)
+    return UpdateResult(mean, norm, stepped, is_sound, bad_ranks, save_wanted=bool(everyone[0][1]))
+
+
+@torch.no_grad()
+def evaluate(model: torch.nn.Module, micro_batches: Sequence[Batch], precision: Precision, world: World) -> float:
+    """Return the summed loss over this rank's micro-batches; no gradients, nothing kept."""
+    total = 0.0
+    for batch in micro_batches:
+        with precision.autocast():
+            total += float(model(**batch.inputs(world.device)))
+    return total

@@ -1,0 +1,39 @@
+"""What a strategy is: how ranks share the work of an update. See the design, "The strategy contract"."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+
+
+class Strategy(Protocol):
+    """After ``backward`` of the last micro-batch, ``p.grad`` is this rank's part of the SUM over ranks."""
+
+    name: str
+    forward_is_collective: bool
+
+    def shard(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Collective. Wrap the training model; parameters may become sharded."""
+
+    def microbatch(self, last: bool) -> AbstractContextManager[object]:
+        """Gate the gradient exchange: it happens in the last micro-batch of an update only."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Collective in the last micro-batch. Add the gradients of ``loss``."""
+
+    def clip(self, max_norm: float | None) -> float:
+        """Collective. Return the global gradient norm; scale the gradients down to ``max_norm`` if it is larger."""
+
+    def describe(self) -> dict[str, object]:
+        """Say what it does, for log and report."""
+
+
+def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None) -> float:
+    """Clip by the global norm of whole gradients; returns the norm before clipping."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if max_norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return float(norm)

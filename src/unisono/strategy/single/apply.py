@@ -1,0 +1,40 @@
+"""One process: no exchange, no process group."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from unisono.strategy.contract import clip_gradients
+
+
+class Single:
+    """The plain strategy; what all others must equal."""
+
+    name = "single"
+    forward_is_collective = False
+
+    def __init__(self) -> None:
+        self._trainable: list[torch.nn.Parameter] = []
+
+    def shard(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return the model as it is."""
+        self._trainable = [p for p in model.parameters() if p.requires_grad]
+        return model
+
+    def microbatch(self, last: bool) -> AbstractContextManager[object]:
+        """Gate nothing."""
+        return nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients of ``loss``."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def clip(self, max_norm: float | None) -> float:
+        """Clip by the global norm and return it."""
+        return clip_gradients(self._trainable, max_norm)
+
+    def describe(self) -> dict[str, object]:
+        """Say that there is one rank."""
+        return {"strategy": self.name, "ranks": 1}

@@ -1,0 +1,227 @@
+"""The story of a run: prepare, build, resume, loop, finish.
+
+``torchrun ... -m unisono.train run.yaml`` and ``python -m unisono.train run.yaml`` come straight here;
+``unisono train`` comes through the launcher. All of them run these lines.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from pathlib import Path
+
+from unisono import dist
+from unisono.build import Run, announce, build, make_batches, prepare
+from unisono.checkpoint.manifest import Manifest
+from unisono.checkpoint.save import save_checkpoint
+from unisono.config.check import check, check_world
+from unisono.config.load import Loaded, load
+from unisono.data.loader import Loader, UpdateBatch
+from unisono.errors import NonFiniteError
+from unisono.metrics.display import Display
+from unisono.metrics.record import Spans
+from unisono.model.save import save_model
+from unisono.optim import rate
+from unisono.precision import choose
+from unisono.resume import collect, find_checkpoint, restore
+from unisono.runfolder import RunFolder, checkpoints_of, open_run_folder
+from unisono.state import TrainState, seed_update
+from unisono.step import UpdateResult, evaluate, take_update
+from unisono.worker import run_worker
+
+SAVE_EVERY_SECONDS = 300.0
+EVALUATION_CHUNK = 64  # samples a rank, spread and packed together
+
+
+def main(loaded: Loaded) -> None:
+    """Run the whole story on this rank."""
+    config = loaded.config
+    world = dist.find_world()
+    check_world(config, world.size)
+    compute, reason = choose(config.precision.compute, world.device)
+    inputs = prepare(config)
+    dist.join(world, config.launch.timeout_seconds)
+    run = build(config, inputs, world, compute)
+    say = print if world.is_first else _silent
+    folder = find_checkpoint(config, checkpoints_of(config.run.output_dir), world, say)
+    state = TrainState()
+    if folder is not None:
+        state = restore(
+            folder,
+            run.named,
+            run.optimizer,
+            run.settings,
+            allow_changes=config.checkpoint.allow_changes,
+            world=world,
+        )
+        run.precision.restore(state.precision)
+        say(f"resumed {folder.name}: {state.update} of {run.total} updates are done")
+    announce(run, f"{compute} ({reason})", say)
+    files = open_run_folder(loaded, rank=world.rank, world=world.size, update=state.update)
+    loop(run, state, files)
+    finish(run, files)
+    del run
+    dist.leave()
+
+
+def loop(run: Run, state: TrainState, files: RunFolder) -> None:
+    """Train the updates that are left; validate and save where they are due, and always at the end."""
+    config, world = run.config, run.world
+    loader = Loader(run.order, run.batches, first=state.update + 1, last=run.total, prefetch=config.data.prefetch)
+    display = Display(first=state.update + 1, total=run.total, every=config.log.every, speaks=world.is_first)
+    spans, saved_at = Spans(), time.monotonic()
+    batches = iter(loader)
+    while state.update < run.total:
+        with spans.span("data"):
+            batch = next(batches)
+        seed_update(config.run.seed, batch.number, world.rank)
+        with spans.span("step"):
+            result = take_update(
+                run.model,
+                batch.micro_batches,
+                num_targets=batch.num_targets,
+                strategy=run.strategy,
+                optimizer=run.optimizer,
+                precision=run.precision,
+                world=world,
+                rate=rate(config.optim, batch.number, run.total, run.peak),
+                max_grad_norm=config.optim.max_grad_norm,
+                wants_save=time.monotonic() - saved_at > SAVE_EVERY_SECONDS,
+            )
+        state.update = batch.number
+        count_bad(run, state, batch, result, display)
+        record(run, files, display, spans, batch, result)
+        last = state.update == run.total
+        loss = None
+        if is_due(config.validation.every, state.update) or last:
+            with spans.span("validation"):
+                loss = validate(run, state, files, display)
+        every = config.checkpoint.every
+        if last or (result.save_wanted if every == "auto" else is_due(every, state.update)):
+            with spans.span("checkpoint"):
+                save(run, state, batch.epoch, loss)
+            saved_at = time.monotonic()
+    display.close()
+
+
+def count_bad(run: Run, state: TrainState, batch: UpdateBatch, result: UpdateResult, display: Display) -> None:
+    """Count updates whose numbers are gone; stop, on all ranks alike, when the run file says so."""
+    if result.is_sound:
+        state.num_bad_in_a_row = 0
+        return
+    state.num_bad_in_a_row += 1
+    blame = "; ".join(f"rank {rank}, samples {batch.records_by_rank[rank]}" for rank in result.bad_ranks)
+    what = f"update {batch.number}: loss {result.loss}, gradient norm {result.grad_norm}"
+    what += f" ({blame})" if blame else " (the loss is finite on every rank; the gradients are not)"
+    optim = run.config.optim
+    if optim.on_nonfinite == "stop" or state.num_bad_in_a_row >= optim.max_nonfinite:
+        raise NonFiniteError(
+            f"{what}: {state.num_bad_in_a_row} in a row",
+            where="optim.on_nonfinite",
+            hint="look at these samples; lower optim.lr; or set optim.on_nonfinite=skip to leave single ones out",
+        )
+    display.say(f"{what}: left out on all ranks")
+
+
+def record(
+    run: Run, files: RunFolder, display: Display, spans: Spans, batch: UpdateBatch, result: UpdateResult
+) -> None:
+    """Write and show a finished update."""
+    seconds, parts = spans.take()
+    speed = batch.num_tokens / seconds
+    lr = rate(run.config.optim, batch.number, run.total, run.peak)
+    files.line(
+        {
+            "update": batch.number,
+            "epoch": batch.epoch,
+            "loss": result.loss,
+            "num_targets": batch.num_targets,
+            "num_tokens": batch.num_tokens,
+            "lr": lr,
+            "grad_norm": result.grad_norm,
+            "stepped": result.stepped,
+            "seconds": seconds,
+            "tokens_per_second": speed,
+            "seconds_by_cause": parts,
+        }
+    )
+    files.ids(batch.number, batch.records)
+    files.events.write(
+        {
+            "update": batch.number,
+            "seconds": seconds,
+            "spans": parts,
+            "micro_batches": len(batch.micro_batches),
+        }
+    )
+    display.update(batch.number, loss=result.loss, tokens_per_second=speed, rate=lr, grad_norm=result.grad_norm)
+
+
+def validate(run: Run, state: TrainState, files: RunFolder, display: Display) -> float | None:
+    """Collective. Return the exact validation loss: summed over every target once, divided by their number."""
+    store = run.inputs.data.validation
+    if store is None:
+        return None
+    batches = make_batches(run.config, run.inputs, store, run.world, run.strategy)
+    run.model.eval()
+    sums, targets = 0.0, 0
+    for batch in batches.evaluation(EVALUATION_CHUNK * run.world.size):
+        sums += evaluate(run.model, batch.micro_batches, run.precision, run.world)
+        targets += batch.num_targets
+    run.model.train()
+    loss = math.fsum(theirs for (theirs,) in dist.gather([sums])) / targets
+    best = state.best_validation_loss
+    state.best_validation_loss = loss if best is None else min(best, loss)
+    files.line({"kind": "validation", "update": state.update, "loss": loss, "num_targets": targets})
+    display.say(f"validation after update {state.update}: loss {loss:.4f} over {targets:,} targets")
+    return loss
+
+
+def save(run: Run, state: TrainState, epoch: int, validation_loss: float | None) -> None:
+    """Collective. Write a checkpoint of the finished update."""
+    state.precision = run.precision.state()
+    manifest = Manifest(
+        update=state.update,
+        epoch=epoch,
+        world=run.world.size,
+        state=state.as_dict(),
+        settings=run.settings,
+        validation_loss=validation_loss,
+    )
+    save_checkpoint(
+        checkpoints_of(run.config.run.output_dir),
+        collect(run.named, run.optimizer),
+        manifest,
+        world=run.world,
+        keep=run.config.checkpoint.keep,
+    )
+
+
+def finish(run: Run, files: RunFolder) -> None:
+    """Collective. Hand over the final model and close the run folder."""
+    if run.world.is_first:
+        save_model(run.saved, run.inputs.folder, files.model, base=run.config.model.path)
+        print(f"the model is in {files.model}", flush=True)
+    files.close()
+    dist.wait_for_all()
+
+
+def is_due(every: int | None, update: int) -> bool:
+    """Tell whether something done every ``every`` updates is due after ``update``."""
+    return every is not None and update % every == 0
+
+
+def _silent(_: str) -> None:
+    """Say nothing: the voice of ranks other than the first."""
+
+
+def start(arguments: list[str]) -> None:
+    """Read the run file and the overrides of the command line, check them, and run."""
+    loaded = load(Path(arguments[0]), arguments[1:])
+    check(loaded.config)
+    main(loaded)
+
+
+if __name__ == "__main__":
+    run_worker(lambda: start(sys.argv[1:]))

@@ -1,0 +1,126 @@
+"""What a rank does around its main: die with its launcher, say why it failed, leave at once.
+
+``run_worker(main)`` is the last call of a rank, under ``unisono train`` and under plain torchrun alike.
+``python -m unisono.worker MODULE ARGS...`` does the same around ``python -m MODULE ARGS...``; the launcher starts
+ranks that way, so that a rank is bound to its launcher before its seconds of imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from unisono.errors import UnisonoError
+
+LAUNCHER_PID = "UNISONO_LAUNCHER_PID"
+INTERRUPTED = 130
+_PR_SET_PDEATHSIG = 1
+
+
+def run_worker(main: Callable[[], object]) -> NoReturn:
+    """Run ``main`` and end the process with its exit code: 0, 1, an error's own, or 130 for an interrupt.
+
+    ``main`` must have taken down its process group when it returns. When it raises, nothing is taken down: clean-up
+    is collective, and the peers of a failed rank will not join it.
+    """
+    die_with_launcher()
+    faulthandler.enable()
+    leave(_run(main))
+
+
+def die_with_launcher() -> None:
+    """Ask the kernel (Linux) to kill this rank when its elastic agent dies, so that no rank trains on alone.
+
+    Outside an agent nothing is done: a run that was started from a shell may outlive that shell.
+    """
+    if sys.platform != "linux" or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    launcher = os.environ.get(LAUNCHER_PID)
+    if launcher is not None and os.getppid() != int(launcher):
+        os._exit(1)  # it had died before the kernel was asked
+
+
+def leave(code: int) -> NoReturn:
+    """Flush and end the process without destructors.
+
+    A failed rank would wait in them for its peers, and gloo can abort in them after all work is done.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _run(main: Callable[[], object]) -> int:
+    try:
+        main()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as leaving:
+        return _system_exit(leaving)
+    except UnisonoError as error:
+        return _report(str(error), error.exit_code, plain=True)
+    except BaseException:  # noqa: BLE001 - the edge of the process: whatever it was is told, and the process ends
+        return _report(traceback.format_exc(), 1, plain=False)
+    return 0
+
+
+def _system_exit(leaving: SystemExit) -> int:
+    if leaving.code is None:
+        return 0
+    if isinstance(leaving.code, int):
+        return leaving.code
+    return _report(str(leaving.code), 1, plain=True)
+
+
+def _report(text: str, exit_code: int, *, plain: bool) -> int:
+    """Leave the error where the agent looks for it; print it unless our launcher will."""
+    now = time.time_ns()
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        _write_record(Path(path), text, exit_code, plain, now)
+    if not path or LAUNCHER_PID not in os.environ:
+        print(_heading(plain) + text.rstrip(), file=sys.stderr, flush=True)
+    return exit_code
+
+
+def _write_record(path: Path, text: str, exit_code: int, plain: bool, now: int) -> None:
+    """Write the error file whole or not at all; ``message`` and ``timestamp`` (seconds) are torch's own fields."""
+    record = {
+        "message": text,
+        "timestamp": now // 10**9,
+        "time_ns": now,
+        "rank": int(os.environ.get("RANK", "0")),
+        "exit_code": exit_code,
+        "plain": plain,
+    }
+    draft = path.with_suffix(".part")
+    draft.write_text(json.dumps(record), encoding="utf-8")
+    draft.replace(path)
+
+
+def _heading(plain: bool) -> str:
+    rank = os.environ.get("RANK")
+    of_rank = "" if rank is None else f"rank {rank} of {os.environ.get('WORLD_SIZE', '?')}: "
+    return f"{of_rank}error: " if plain else f"{of_rank}\n" if of_rank else ""
+
+
+def _main() -> NoReturn:
+    module = sys.argv.pop(1)
+    run_worker(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
+
+
+if __name__ == "__main__":
+    _main()
