@@ -11,7 +11,7 @@ from unisono.errors import OutputError
 
 def check_output_dir(path: Path) -> None:
     """Raise OutputError unless the run folder can be written; leaves nothing behind, not even the folder."""
-    if path.is_symlink() and not os.path.exists(path):
+    if os.path.islink(path) and not os.path.exists(path):
         raise OutputError(f"the output folder {path} is a link to {os.readlink(path)}, which does not exist")
     missing = _missing_folders(path)
     made: list[Path] = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
@@ -41,7 +40,7 @@ def expand_model(text: str) -> str:
 
     ``org/name`` is a folder where one exists, else a hub id.
     """
-    if text == "starter" or (_HUB_ID.fullmatch(text) and not Path(text).exists()):
+    if text == "starter" or (_HUB_ID.fullmatch(text) and not os.path.exists(text)):
         return text
     return expand(text)
 

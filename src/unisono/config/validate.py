@@ -26,7 +26,7 @@ def validate(draft: Draft) -> RunConfig | None:
         seen: set[Path] = set()
         for item in error.errors(include_url=False, include_input=False, include_context=False):
             path, found = _resolve(draft.values, item["loc"])
-            if item["type"] == "missing":
+            if item["type"] == "missing" and isinstance(item["loc"][-1], str):
                 path = (*path, item["loc"][-1])
                 if dotted(path) not in meant:
                     _missing(draft, path)
