@@ -7,6 +7,7 @@ what cannot be read is reported with its physical line.
 
 from __future__ import annotations
 
+import json
 import mmap
 import re
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ import orjson
 from unisono.errors import DataError
 
 MAX_RECORD_BYTES = 64 * 2**20
+_LARGE_BYTES = 2**20
+_PIECE_BYTES = 2**16
 LINE_ENDINGS = (".jsonl", ".ndjson")
 _BOM = b"\xef\xbb\xbf"
 _SIGNATURES = (
@@ -33,6 +36,7 @@ _SIGNATURES = (
 )
 _GAP = re.compile(rb"[ \t\r\n]*(,[ \t\r\n]*)?")
 _SCALAR = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[^,\[\]{}" \t\r\n]+', re.DOTALL)
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _BRACKET_OR_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}"]', re.DOTALL)
 
 
@@ -105,12 +109,12 @@ def _read_lines(file: BinaryIO, start: int, limit_bytes: int) -> Iterator[Raw]:
         number += 1
         end += len(line)
         if len(line) > limit_bytes and not line.endswith(b"\n"):
-            while rest := file.readline(2**20):
+            while rest := file.readline(_PIECE_BYTES):
                 end += len(rest)
                 if rest.endswith(b"\n"):
                     break
             yield Raw(number, None, _too_big(limit_bytes), end)
-        elif line.strip(b" \t\r\n"):
+        elif not line.isspace():
             yield _parse(line, number, end)
 
 
@@ -122,7 +126,7 @@ def _read_array(file: BinaryIO, path: Path, start: int, limit_bytes: int) -> Ite
         first = True
         while True:
             begin, comma = _next_element(data, place)
-            line += data[counted:begin].count(b"\n")
+            line += _count_newlines(data, counted, begin)
             counted = begin
             if begin == len(data):
                 yield Raw(line, None, "the JSON array is cut off: its closing bracket is missing", begin)
@@ -142,6 +146,11 @@ def _read_array(file: BinaryIO, path: Path, start: int, limit_bytes: int) -> Ite
             else:
                 yield _parse(data[begin:end], line, end)
             place, first = end, False
+
+
+def _count_newlines(data: mmap.mmap, begin: int, end: int) -> int:
+    """Count piecewise: a slice of a map is a copy, and records can be large."""
+    return sum(data[at : min(at + _PIECE_BYTES, end)].count(b"\n") for at in range(begin, end, _PIECE_BYTES))
 
 
 def _next_element(data: mmap.mmap, place: int) -> tuple[int, bool]:
@@ -170,19 +179,34 @@ def _element_end(data: mmap.mmap, begin: int) -> int | None:
 def _check_end(data: mmap.mmap, place: int, path: Path, line: int) -> None:
     end, comma = _next_element(data, place)
     if comma or end != len(data):
-        line += data[place:end].count(b"\n")
+        line += _count_newlines(data, place, end)
         raise DataError("something follows the closing bracket of the JSON array", where=f"{path}:{line}")
 
 
 def _parse(text: bytes, line: int, end: int) -> Raw:
     try:
-        value = orjson.loads(text)
+        value = orjson.loads(text) if len(text) <= _LARGE_BYTES else _load_large(text)
     except orjson.JSONDecodeError as error:
         return Raw(line, None, _explain(text, error), end)
     if not isinstance(value, dict):
         kind = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}.get(type(value), "a number")
         return Raw(line, None, f"is {kind}, not an object", end)
     return Raw(line, value, "", end)
+
+
+def _load_large(text: bytes) -> Any:
+    """Parse as orjson does, in a few times the memory of the text instead of twelve times."""
+    try:
+        value = json.loads(text.decode("utf-8"), parse_constant=_refuse_constant)
+        if _ESCAPED_SURROGATE.search(text):
+            orjson.dumps(value)  # refuses lone ones, which the standard parser lets pass
+    except (ValueError, TypeError, RecursionError) as error:
+        raise orjson.JSONDecodeError(str(error), "", 0) from error
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _explain(text: bytes, error: orjson.JSONDecodeError) -> str:
