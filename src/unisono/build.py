@@ -142,7 +142,8 @@ def announce(run: Run, compute: str, say: Callable[[str], None]) -> None:
     config, world, train = run.config, run.world, run.inputs.data.train
     trained = sum(parameter.numel() for _, parameter in run.named)
     everything = sum(parameter.numel() for parameter in run.saved.parameters())
-    say(f"model: {trained:,} of {everything:,} parameters are trained; compute {compute}; {run.strategy.describe()}")
+    say(f"model: {trained:,} of {everything:,} parameters are trained; compute {compute}")
+    say("strategy: " + ", ".join(f"{key} {value}" for key, value in run.strategy.describe().items()))
     if config.precision.weights != "fp32":
         say("warning: weights are kept in bf16: updates smaller than 1/256 of a weight are lost (precision.weights)")
     say(f"threads: {torch.get_num_threads()} a rank; device {world.device}")

@@ -51,7 +51,8 @@ class SummedCrossEntropy(torch.autograd.Function):
     """Sum of ``-log p(target)`` over positions, gradient included, in chunks.
 
     Forward takes hidden states ``[positions, width]``, the head's weight ``[vocabulary, width]`` and bias
-    ``[vocabulary]`` (or None), and target ids ``[positions]``. With z the fp32 logits, dL/dz = softmax(z) - onehot(target).
+    ``[vocabulary]`` (or None), and target ids ``[positions]``. With z the fp32 logits,
+    dL/dz = softmax(z) - onehot(target).
     """
 
     @staticmethod

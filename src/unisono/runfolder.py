@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import orjson
 
 from unisono.config.load import Loaded
 from unisono.config.render import render
+from unisono.errors import OutputError
 from unisono.metrics.environment import environment
 from unisono.metrics.record import JsonLines, cut_after
 from unisono.metrics.trackers import TensorBoard, open_trackers
@@ -50,6 +52,21 @@ class RunFolder:
                 file.close()
         for tracker in self.trackers:
             tracker.close()
+
+
+def lock(output_dir: str) -> None:
+    """Hold the run folder for the life of this process; a second run into it is refused. The kernel lets go at exit."""
+    path = Path(output_dir)
+    path.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OutputError(
+            f"another process is writing to {path}",
+            where="run.output_dir",
+            hint="wait for it or stop it, or choose another run.output_dir",
+        ) from None
 
 
 def checkpoints_of(output_dir: str) -> Path:

@@ -15,7 +15,7 @@ from unisono import dist
 from unisono.build import Run, announce, build, make_batches, prepare
 from unisono.checkpoint.manifest import Manifest
 from unisono.checkpoint.save import save_checkpoint
-from unisono.config.check import check, check_world
+from unisono.config.check import check, check_output_dir, check_world
 from unisono.config.load import Loaded, load
 from unisono.data.loader import Loader, UpdateBatch
 from unisono.errors import NonFiniteError
@@ -25,7 +25,7 @@ from unisono.model.save import save_model
 from unisono.optim import rate
 from unisono.precision import choose
 from unisono.resume import collect, find_checkpoint, restore
-from unisono.runfolder import RunFolder, checkpoints_of, open_run_folder
+from unisono.runfolder import RunFolder, checkpoints_of, lock, open_run_folder
 from unisono.state import TrainState, seed_update
 from unisono.step import UpdateResult, evaluate, take_update
 from unisono.worker import run_worker
@@ -40,6 +40,9 @@ def main(loaded: Loaded) -> None:
     world = dist.find_world()
     check_world(config, world.size)
     compute, reason = choose(config.precision.compute, world.device)
+    if world.is_first:
+        check_output_dir(Path(config.run.output_dir))
+        lock(config.run.output_dir)
     inputs = prepare(config)
     dist.join(world, config.launch.timeout_seconds)
     run = build(config, inputs, world, compute)
@@ -97,10 +100,12 @@ def loop(run: Run, state: TrainState, files: RunFolder) -> None:
         if is_due(config.validation.every, state.update) or last:
             with spans.span("validation"):
                 loss = validate(run, state, files, display)
+            note(files, "validation", spans, state)
         every = config.checkpoint.every
         if last or (result.save_wanted if every == "auto" else is_due(every, state.update)):
             with spans.span("checkpoint"):
                 save(run, state, batch.epoch, loss)
+            note(files, "checkpoint", spans, state)
             saved_at = time.monotonic()
     display.close()
 
@@ -156,6 +161,12 @@ def record(
         }
     )
     display.update(batch.number, loss=result.loss, tokens_per_second=speed, rate=lr, grad_norm=result.grad_norm)
+
+
+def note(files: RunFolder, what: str, spans: Spans, state: TrainState) -> None:
+    """Write how long something besides the updates took; the spans begin anew."""
+    seconds, parts = spans.take()
+    files.events.write({"kind": what, "update": state.update, "seconds": seconds, "spans": parts})
 
 
 def validate(run: Run, state: TrainState, files: RunFolder, display: Display) -> float | None:

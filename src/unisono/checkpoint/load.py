@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -29,7 +30,10 @@ def load_checkpoint(folder: Path, tensors: dict[str, torch.Tensor], *, world: Wo
             f"it does not fit this model: it lacks {_few(missing)}; it has besides {_few(unknown)}",
             where=str(folder),
         )
-    load(tensors, storage_reader=FileSystemReader(folder), no_dist=world.size == 1)
+    with warnings.catch_warnings():
+        # one process on purpose: torch need not say that it has no process group
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load(tensors, storage_reader=FileSystemReader(folder), no_dist=world.size == 1)
 
 
 def _few(names: list[str]) -> str:

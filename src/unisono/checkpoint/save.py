@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,7 +39,10 @@ def save_checkpoint(
     _together(world.is_first, lambda: _fresh(private), f"cannot create {private}")
     writer = FileSystemWriter(private, single_file_per_rank=True, sync_files=True, thread_count=1)
     try:
-        save(tensors, storage_writer=writer, no_dist=world.size == 1)
+        with warnings.catch_warnings():
+            # one process on purpose: torch need not say that it has no process group
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            save(tensors, storage_writer=writer, no_dist=world.size == 1)
     except (CheckpointException, OSError) as error:
         if world.is_first:
             shutil.rmtree(private, ignore_errors=True)

@@ -141,6 +141,9 @@ class StrategySection(Section):
 
     name: Literal["auto", "single", "ddp"] = Field(default="auto", description="auto = single for one rank, else ddp")
     bucket_mib: PositiveInt = Field(default=25, description="ddp: MiB of gradients exchanged in one piece")
+    unused_parameters: Literal["refuse", "zero"] = Field(
+        default="refuse", description="a parameter without gradient on some rank: an error, or a zero"
+    )
 
 
 class CheckpointSection(Section):

@@ -27,9 +27,17 @@ Indices = NDArray[np.int64]
 class Store(Samples, Protocol):
     """A token store: tokens, targets and record id of each sample, all ``[samples]``, besides the samples."""
 
-    lengths: Indices
-    num_targets: Indices
-    record: Indices
+    @property
+    def lengths(self) -> Indices:
+        """Tokens of each sample."""
+
+    @property
+    def num_targets(self) -> Indices:
+        """Targets of each sample."""
+
+    @property
+    def record(self) -> Indices:
+        """Place of each sample's record in the source order: its id."""
 
     def __len__(self) -> int:
         """Count the samples."""

@@ -15,7 +15,7 @@ def choose(section: StrategySection, world: int) -> Strategy:
         return Single()
     from unisono.strategy.ddp.apply import Ddp
 
-    return Ddp(bucket_mib=section.bucket_mib)
+    return Ddp(bucket_mib=section.bucket_mib, unused=section.unused_parameters)
 
 
 __all__ = ["Strategy", "choose"]

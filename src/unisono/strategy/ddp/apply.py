@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,57 +10,70 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from unisono.errors import ModelError
 from unisono.strategy.contract import clip_gradients
 
 
 class Ddp:
     """torch's DistributedDataParallel with a SUM in place of its mean.
 
-    Parameters that a rank did not use in an update (an expert without tokens, say) count as zero there; torch looks for
-    them in each exchange, which takes milliseconds and spares a hang.
+    A parameter that takes no part in a rank's last micro-batch would leave the other ranks waiting for its gradient.
+    ``unused="refuse"``: such a rank raises and names it. ``unused="zero"``: torch looks for them in each exchange.
     """
 
     name = "ddp"
     forward_is_collective = False
 
-    def __init__(self, *, bucket_mib: int) -> None:
+    def __init__(self, *, bucket_mib: int, unused: str) -> None:
         self._bucket_mib = bucket_mib
-        self._trainable: list[torch.nn.Parameter] = []
+        self._unused = unused
+        self._names: dict[torch.nn.Parameter, str] = {}
+        self._used: set[torch.Tensor] = set()
+        self._exchanges = True
         self._wrapped: DistributedDataParallel | None = None
 
     def shard(self, model: torch.nn.Module) -> torch.nn.Module:
         """Collective. Wrap the model; rank 0's weights are sent to all."""
-        self._trainable = [p for p in model.parameters() if p.requires_grad]
-        device = self._trainable[0].device
+        self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
+        device = next(iter(self._names)).device
         self._wrapped = DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
             **_no_buffer_exchange(),
             gradient_as_bucket_view=True,
-            find_unused_parameters=True,
+            find_unused_parameters=self._unused == "zero",
             bucket_cap_mb=self._bucket_mib,
         )
         self._wrapped.register_comm_hook(None, _sum)
-        # torch warns once when it looked for unused parameters and found none: that is what we hope for
-        warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
+        for parameter in self._names:
+            parameter.register_post_accumulate_grad_hook(self._used.add)  # type: ignore[no-untyped-call]
         return self._wrapped
 
     def microbatch(self, last: bool) -> AbstractContextManager[object]:
         """Exchange in the last micro-batch only."""
         assert self._wrapped is not None
+        self._exchanges = last
         return nullcontext() if last else self._wrapped.no_sync()
 
     def backward(self, loss: torch.Tensor) -> None:
         """Collective in the last micro-batch. Add the gradients of ``loss``."""
+        self._used.clear()
         loss.backward()  # type: ignore[no-untyped-call]
+        unused = [name for parameter, name in self._names.items() if parameter not in self._used]
+        if unused and self._exchanges and self._unused == "refuse":
+            raise ModelError(
+                f"{len(unused)} parameters took no part in a micro-batch on this rank: {', '.join(unused[:5])}",
+                where="strategy.unused_parameters",
+                hint="set strategy.unused_parameters=zero if that is meant, as with experts that get no token",
+            )
 
     def clip(self, max_norm: float | None) -> float:
         """Clip by the global norm; all ranks hold the same whole gradients, so no exchange is needed."""
-        return clip_gradients(self._trainable, max_norm)
+        return clip_gradients(list(self._names), max_norm)
 
     def describe(self) -> dict[str, object]:
         """Say how gradients travel."""
-        return {"strategy": self.name, "ranks": dist.get_world_size(), "bucket_mib": self._bucket_mib}
+        return {"name": self.name, "ranks": dist.get_world_size(), "bucket_mib": self._bucket_mib}
 
 
 def _no_buffer_exchange() -> dict[str, Any]:

@@ -37,4 +37,4 @@ class Single:
 
     def describe(self) -> dict[str, object]:
         """Say that there is one rank."""
-        return {"strategy": self.name, "ranks": 1}
+        return {"name": self.name, "ranks": 1}
