@@ -53,7 +53,7 @@ def run_fake(
 def start_fake(
     plan: str, *, ranks: int = 2, restarts: int = 0, port: int = 0, mark: str, output: Path
 ) -> subprocess.Popen[bytes]:
-    """Start a launcher of its own for ``run_fake``; it and all that it starts carry ``mark`` and write to ``output``."""
+    """Start a launcher of its own for ``run_fake``; all that it starts carries ``mark`` and writes to ``output``."""
     with output.open("w") as file:
         return subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, plan, str(ranks), str(restarts), str(port)],
