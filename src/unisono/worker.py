@@ -113,8 +113,8 @@ def _write_record(path: Path, text: str, exit_code: int, plain: bool, now: int) 
 
 def _heading(plain: bool) -> str:
     rank = os.environ.get("RANK")
-    of_rank = "" if rank is None else f"rank {rank} of {os.environ.get('WORLD_SIZE', '?')}: "
-    return f"{of_rank}error: " if plain else f"{of_rank}\n" if of_rank else ""
+    of_rank = "" if rank is None else f"rank {rank} of {os.environ.get('WORLD_SIZE', '?')}:"
+    return f"{of_rank} error: ".lstrip() if plain else f"{of_rank}\n".lstrip()
 
 
 def _main() -> NoReturn:

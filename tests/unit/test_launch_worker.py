@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ def test_the_error_is_left_for_torchrun_and_printed(tmp_path: Path) -> None:
 
     file = tmp_path / "error.json"
     ended = start(tmp_path, "fail", TORCHELASTIC_ERROR_FILE=str(file), RANK="1", WORLD_SIZE="4")
-    assert ended.stderr.startswith("rank 1 of 4: \nTraceback")
+    assert ended.stderr.startswith("rank 1 of 4:\nTraceback")
     read = ProcessFailure(local_rank=1, pid=1, exitcode=1, error_file=str(file))
     assert "ValueError: bad weights" in read.message
     assert read.timestamp == json.loads(file.read_text())["time_ns"] // 10**9
@@ -120,7 +121,5 @@ def test_a_rank_dies_with_its_agent_but_not_with_a_shell(tmp_path: Path, agent: 
         "os._exit(0)\n"
     )
     subprocess.run([sys.executable, "-c", parent, child], cwd=tmp_path, env={**os.environ, **agent}, check=True)
-    import time
-
     time.sleep(1.7)
     assert (tmp_path / "alive").exists() is survives
