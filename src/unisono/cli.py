@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 a fault or a failed finding, 2 a mistake in what was asked
 from __future__ import annotations
 
 import enum
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -162,6 +161,3 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output (head, less) has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)

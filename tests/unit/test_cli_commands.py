@@ -84,6 +84,18 @@ def test_train_refuses_mistakes_before_anything_is_loaded(
     assert sorted(os.listdir()) == ["run.yaml", "train.jsonl"]
 
 
+def test_b07_train_names_the_three_numbers_before_the_model_loads() -> None:
+    run_file = str(write_run(Path()))
+    program = (
+        "import sys\nfrom unisono.cli import main\ntry:\n    main()\nfinally:\n    assert 'torch' not in sys.modules"
+    )
+    words = ["train", run_file, "batch.global_size=8", "batch.micro_size=3", "launch.ranks=2"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "batch.global_size 8 does not divide into micro-batches of batch.micro_size 3 on 2 ranks" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("code", [0, 1, 2, 130, 143])
 def test_train_hands_on_run_overrides_and_exit_code(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     seen: list[Any] = []
@@ -185,7 +197,7 @@ def test_reader_that_leaves_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["train", "--help"], ["--version"], ["config", "run.yaml"], ["train", "run.yaml", "x=1"]]
+    "words", [["train", "--help"], ["--version"], ["config", "run.yaml"], ["train", "run.yaml", "x=1"]]
 )
 def test_answers_at_once_without_anything_heavy(words: list[str]) -> None:
     write_run(Path())

@@ -27,17 +27,17 @@ def exchange(
     with tempfile.TemporaryDirectory(prefix="unisono-doctor-") as folder:
         ranks = [_start(Path(folder), rank, world, backend, command) for rank in range(world)]
         try:
-            late = _wait(ranks, limit)
+            codes = _wait(ranks, limit)
         finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-        failed = [rank for rank, process in enumerate(ranks) if process.returncode != 0]
-        if late:
-            return Finding(name, "fail", f"{world} ranks did not finish within {limit:.0f} s", f"try {hint}")
+            for process in ranks:
+                process.kill()
+                process.wait()
+        failed = [rank for rank, code in enumerate(codes) if code]
         if failed:
             detail = f"rank {failed[0]} failed: {_last_line(Path(folder) / f'{failed[0]}.err')}"
             return Finding(name, "fail", detail, f"try {hint}")
+        if None in codes:
+            return Finding(name, "fail", f"{world} ranks did not finish within {limit:.0f} s", f"try {hint}")
         seconds = float((Path(folder) / "0.out").read_text(encoding="utf-8"))
     return Finding(name, "ok", f"{world} ranks, sum right, {_MIB} MiB in {seconds * 1e3:.1f} ms")
 
@@ -65,15 +65,14 @@ def _start(folder: Path, rank: int, world: int, backend: str, command: Sequence[
         )
 
 
-def _wait(ranks: Sequence[subprocess.Popen[bytes]], limit: float) -> bool:
-    """Wait until all are done or one has failed; True when the time was over first."""
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], limit: float) -> list[int | None]:
+    """Wait until all are done, one has failed, or the time is over; gives the exit codes, None for the running."""
     deadline = time.monotonic() + limit
-    while time.monotonic() < deadline:
+    while True:
         codes = [rank.poll() for rank in ranks]
-        if all(code == 0 for code in codes) or any(codes):
-            return False
+        if None not in codes or any(codes) or time.monotonic() > deadline:
+            return codes
         time.sleep(0.02)
-    return True
 
 
 def _last_line(file: Path) -> str:
