@@ -48,7 +48,7 @@ class Counts:
     """Where the records went: ``records`` is the sum of kept, the two dropped and skipped.
 
     ``kept``, ``tokens``, ``targets`` cover training and validation part together; ``dropped_tokens`` is what the
-    overlong records had (a lower bound: huge ones are not tokenised); ``open_answers`` are answers to which the chat
+    dropped ones had (a lower bound: huge ones are not tokenised); ``open_answers`` are answers to which the chat
     template gives no end marker.
     """
 
@@ -205,6 +205,7 @@ def _settle(
         tally.left_out.append(LeftOut(entry.file, entry.line, reason))
     elif not result.is_target.any():
         counts["dropped_no_target"] += 1
+        counts["dropped_tokens"] += len(result.ids)
         tally.left_out.append(LeftOut(entry.file, entry.line, "no target: nothing in it is predicted"))
     else:
         is_validation = job.validation_share > 0 and content_share(entry.record) < job.validation_share

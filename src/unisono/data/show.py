@@ -31,7 +31,7 @@ def show(
 ) -> None:
     """Print ``number`` training samples with their targets marked, the lengths and where the records went.
 
-    On a terminal targets are green; elsewhere they stand between ``⟦`` and ``⟧``.
+    Where there are colours targets are green; elsewhere they stand between ``⟦`` and ``⟧``.
     """
     out = console or Console()
     prepared = prepare(
@@ -43,10 +43,11 @@ def show(
     )
     tokenizer = load_tokenizer(tokenizer_dir, trust_remote_code=trust_remote_code)
     store = prepared.train
+    brackets = out.no_color or out.color_system is None
     for index in range(min(number, len(store))):
         head = f"record {store.record[index]}: {store.lengths[index]} tokens, {store.num_targets[index]} targets"
         out.rule(head)
-        out.print(_coloured(tokenizer, store, index, brackets=not out.is_terminal), soft_wrap=True)
+        out.print(_coloured(tokenizer, store, index, brackets=brackets), soft_wrap=True)
     out.rule("lengths in tokens")
     for line in histogram(store.lengths):
         out.print(line, markup=False, highlight=False)
