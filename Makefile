@@ -1,0 +1,52 @@
+# Everything starts here. A fresh machine needs Python 3.10 or newer, and make.
+
+PYTHON ?= python3
+VENV := .venv
+OLDEST := .venv-oldest
+EXTRAS := .[cpu,tensorboard,dev]
+PYTEST := -m "not slow" --durations=15
+
+# The oldest versions that are promised to work. torch: a build of about 3 GB.
+OLDEST_VERSIONS := torch==2.8.0 transformers==5.0.0 peft==0.18.0
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check test-oldest
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
+
+setup: $(VENV)/ready  ## make .venv with the tested versions (the others do it when needed)
+
+demo: $(VENV)/ready  ## fine-tune a small real model on two processes, and show it before and after
+	@$(VENV)/bin/python examples/demo/demo.py
+
+test: $(VENV)/ready  ## the whole test suite
+	@echo "== tests: the whole suite but what is marked slow"
+	@$(VENV)/bin/python -m pytest $(PYTEST)
+
+check: $(VENV)/ready  ## form, types, who imports whom, and the rules of the house
+	@echo "== ruff: format" && $(VENV)/bin/ruff format --check .
+	@echo "== ruff: lint" && $(VENV)/bin/ruff check .
+	@echo "== mypy: types (about half a minute the first time)" && $(VENV)/bin/mypy
+	@echo "== import-linter: who imports whom" && $(VENV)/bin/lint-imports
+	@echo "== house rules" && $(VENV)/bin/python -m pytest -q tests/house
+
+test-oldest: $(OLDEST)/ready  ## the whole test suite on the oldest versions promised (downloads about 3 GB)
+	@echo "== tests on $(OLDEST_VERSIONS)"
+	@$(OLDEST)/bin/python -m pytest $(PYTEST)
+
+# torch first and by its exact version alone: whoever has that very build at hand gets it, and not another one.
+$(VENV)/ready: pyproject.toml constraints.txt
+	@echo "== setting up $(VENV): the project and the versions in constraints.txt (about 1 GB, some minutes)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	    || { echo "Python 3.10 or newer is needed, $(PYTHON) is $$($(PYTHON) --version 2>&1); try make PYTHON=python3.12"; exit 1; }
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@echo "== 1/2 torch" && $(VENV)/bin/python -m pip install "$$(sed -n 's/^\(torch==[^ ;]*\).*/\1/p' constraints.txt)"
+	@echo "== 2/2 the rest" && $(VENV)/bin/python -m pip install -c constraints.txt -e '$(EXTRAS)'
+	@touch $@
+
+$(OLDEST)/ready: pyproject.toml Makefile
+	@echo "== setting up $(OLDEST): $(OLDEST_VERSIONS) (about 3 GB, some minutes)"
+	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip install $(OLDEST_VERSIONS) -e '$(EXTRAS)'
+	@touch $@
