@@ -20,7 +20,9 @@ from typing import Any
 
 LIMIT_SECONDS = 60.0
 # the server of Python < 3.12 does not get our sys.path, and ignores modules that it cannot import
-os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+# (pytest calls a test module tests.unit.test_x or unit.test_x, depending on how it was started: both must be found)
+_here = Path(__file__).parent.parent
+os.environ["PYTHONPATH"] = os.pathsep.join([str(_here), str(_here.parent), os.environ.get("PYTHONPATH", "")])
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["support.preload"])
 
@@ -37,7 +39,11 @@ def free_port() -> int:
 
 
 def run_ranks(
-    function: Callable[..., Any], world: int, *args: Any, limit: float = LIMIT_SECONDS, env: dict[str, str] | None = None
+    function: Callable[..., Any],
+    world: int,
+    *args: Any,
+    limit: float = LIMIT_SECONDS,
+    env: dict[str, str] | None = None,
 ) -> list[Any]:
     """Run ``function(rank, world, *args)`` on ``world`` ranks and return the results by rank."""
     port = free_port()
