@@ -43,14 +43,14 @@ def test_b38_b68_ranks_start_after_the_preparation_and_share_the_cores(
     cores = usable_cores()
     threads = max(1, cores // 2)
     started = time.time()
-    plan = f"all:note:{tmp_path} all:reduce:{tmp_path} $HOME/x"
+    plan = f"all:note:{tmp_path} all:reduce:{tmp_path} $$HOME/${{local_rank}}"
     assert run_fake(plan, ranks=2, prepare=lambda config: time.sleep(6)) == 0
     assert [(tmp_path / f"sum{rank}").read_text() for rank in range(2)] == [f"3 {threads}"] * 2
     about = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert all((tmp_path / f"rank{rank}.json").stat().st_mtime - started > 6 for rank in range(2))
     assert about[0]["environment"]["MASTER_ADDR"] == "127.0.0.1"
     assert about[0]["environment"]["TORCHELASTIC_USE_AGENT_STORE"] == "False"
-    assert about[0]["arguments"][-1] == "$HOME/x"
+    assert about[0]["arguments"][-1] == "$$HOME/${local_rank}"
     assert Path(about[0]["arguments"][1]) == Path("run.yaml").absolute()
     printed = capfd.readouterr().err
     assert f"2 ranks on the CPU, threads per rank: {threads} (usable cores: {cores})" in printed
