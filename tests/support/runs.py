@@ -1,4 +1,4 @@
-"""Whole runs of `unisono.train` in forked ranks: data, run file, killing at a given update, and reading what is left."""
+"""Whole runs of `unisono.train` in forked ranks: data, run file, a kill at a given update, what is left behind."""
 
 from __future__ import annotations
 
