@@ -9,16 +9,17 @@ from typing import Any
 
 import torch
 
-from unisono.config.schema import RunConfig
+from unisono.config.schema import ModelSection, RunConfig
 from unisono.data.loader import Batches, Cut, Store
 from unisono.data.order import Order
 from unisono.data.prepare import Prepared
 from unisono.data.prepare import prepare as prepare_data
 from unisono.data.spread import CostModel
 from unisono.dist import World
-from unisono.loss import TrainingModel, verify
+from unisono.loss import TrainingModel
 from unisono.model.facts import Facts, read_facts
 from unisono.model.load import base_model, load_model, resolve_model
+from unisono.model.stream import fill, is_hollow
 from unisono.optim import build_optimizer, peak_rate
 from unisono.precision import DTYPES, Precision
 from unisono.resume import fixed_settings, trainable
@@ -75,17 +76,16 @@ class Run:
 
 def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
     """Collective. Load the model, wrap it, and lay out the order of the whole run."""
-    saved = load_model(
+    strategy = choose_strategy(config.strategy, world.size)
+    saved, model, named = build_model(
         config.model,
         inputs.folder,
+        strategy,
+        world,
         weights=DTYPES[config.precision.weights],
         seed=derive_seed(config.run.seed, "lora"),
-    ).to(world.device)
-    training = TrainingModel(base_model(saved), document_attention=config.model.attention in {"auto", "document"})
-    verify(training, packed=config.data.pack, device=world.device)
-    named = trainable(training)
-    strategy = choose_strategy(config.strategy, world.size)
-    model = strategy.shard(training).train()
+        packed=config.data.pack,
+    )
     batch, train = config.batch, inputs.data.train
     order = Order(
         train.lengths,
@@ -109,6 +109,35 @@ def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
         total=config.length.updates or order.num_updates(config.length.epochs or 1),
         peak=peak_rate(config.optim, batch.global_size),
     )
+
+
+def build_model(
+    section: ModelSection,
+    folder: Path,
+    strategy: Strategy,
+    world: World,
+    *,
+    weights: torch.dtype,
+    seed: int,
+    packed: bool,
+) -> tuple[torch.nn.Module, torch.nn.Module, list[tuple[str, torch.nn.Parameter]]]:
+    """Collective. Load, wrap, verify; returns the model to save, the model to train, and the trained parameters.
+
+    A strategy that shards gets a model without memory and its ranks read their rows afterwards. So parameters are named
+    after sharding, which replaces them, and ``verify`` runs on the sharded model, on all ranks.
+    """
+    shards = strategy.forward_is_collective
+    saved = load_model(section, folder, weights=weights, seed=seed, hollow=shards)
+    if not shards:
+        saved.to(world.device)
+    elif not is_hollow(saved) and world.is_first:
+        print(f"loading: the tensors in {folder} are not named as the model's: each rank reads all of them", flush=True)
+    training = TrainingModel(base_model(saved), document_attention=section.attention in {"auto", "document"})
+    model = strategy.shard(training).train()
+    fill(training.causal_lm, folder, world.device)
+    named = trainable(training)
+    training.verify(packed=packed, device=world.device)
+    return saved, model, named
 
 
 def make_batches(config: RunConfig, inputs: Inputs, store: Store, world: World, strategy: Strategy) -> Batches:

@@ -180,6 +180,10 @@ class TrainingModel(nn.Module):
         head = self.causal_lm.get_output_embeddings()
         return self._transform.forward(F.linear(hidden, head.weight, head.bias).float())
 
+    def verify(self, *, packed: bool, device: torch.device) -> None:
+        """Collective where the model is sharded: see the function. A method, so that a strategy can wrap it."""
+        verify(self, packed=packed, device=device)
+
 
 @torch.no_grad()
 def verify(model: TrainingModel, *, packed: bool, device: torch.device) -> None:

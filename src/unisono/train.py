@@ -21,7 +21,7 @@ from unisono.data.loader import Loader, UpdateBatch
 from unisono.errors import NonFiniteError
 from unisono.metrics.display import Display
 from unisono.metrics.record import Spans
-from unisono.model.save import save_model
+from unisono.model.save import full_state, save_model
 from unisono.optim import rate
 from unisono.precision import choose
 from unisono.resume import collect, find_checkpoint, restore
@@ -211,8 +211,9 @@ def save(run: Run, state: TrainState, epoch: int, validation_loss: float | None)
 
 def finish(run: Run, files: RunFolder) -> None:
     """Collective. Hand over the final model and close the run folder."""
+    state = full_state(run.saved, keeps=run.world.is_first)
     if run.world.is_first:
-        save_model(run.saved, run.inputs.folder, files.model, base=run.config.model.path)
+        save_model(run.saved, run.inputs.folder, files.model, base=run.config.model.path, state=state)
         print(f"the model is in {files.model}", flush=True)
     files.close()
     dist.wait_for_all()

@@ -139,7 +139,10 @@ class PrecisionSection(Section):
 class StrategySection(Section):
     """How ranks share the work."""
 
-    name: Literal["auto", "single", "ddp"] = Field(default="auto", description="auto = single for one rank, else ddp")
+    name: Literal["auto", "single", "ddp", "fsdp2"] = Field(
+        default="auto",
+        description="auto = single for one rank, else ddp; fsdp2 = every rank keeps its part of the model",
+    )
     bucket_mib: PositiveInt = Field(default=25, description="ddp: MiB of gradients exchanged in one piece")
     unused_parameters: Literal["refuse", "zero"] = Field(
         default="refuse", description="a parameter without gradient on some rank: an error, or a zero"

@@ -12,7 +12,7 @@ import torch
 
 from unisono.config.schema import LoraSection, ModelSection
 from unisono.errors import ModelError
-from unisono.model import attention
+from unisono.model import attention, stream
 from unisono.model.facts import read_facts
 from unisono.model.starter import starter_folder
 
@@ -67,24 +67,28 @@ def context_length(folder: Path) -> int:
     return read_facts(folder).context_tokens
 
 
-def load_model(section: ModelSection, folder: Path, *, weights: torch.dtype, seed: int) -> torch.nn.Module:
+def load_model(
+    section: ModelSection, folder: Path, *, weights: torch.dtype, seed: int, hollow: bool = False
+) -> torch.nn.Module:
     """Load the causal language model of ``folder``, with adapters if asked, on the CPU.
 
     ``seed`` fixes the adapters' first values: all ranks and all world sizes start from the same ones.
+    ``hollow``: leave the weights out, for ``stream.fill`` to read after sharding, if the files allow it.
     Returns a transformers model, or a peft model around it.
     """
     from transformers import AutoModelForCausalLM, logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     attention.register()
+    settings: dict[str, Any] = {
+        "dtype": weights,
+        "attn_implementation": attention.NAME if section.attention == "auto" else section.attention,
+        "trust_remote_code": section.trust_remote_code,
+    }
     try:
-        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=weights,
-            attn_implementation=attention.NAME if section.attention == "auto" else section.attention,
-            trust_remote_code=section.trust_remote_code,
-            local_files_only=True,
-        )
+        model: torch.nn.Module | None = stream.hollow_model(folder, **settings) if hollow else None
+        if model is None or not stream.can_stream(model, folder):
+            model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **settings)
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{folder} cannot be loaded as a causal language model: {error}", where="model.path"
@@ -113,12 +117,25 @@ def add_adapters(model: Any, section: LoraSection, seed: int) -> torch.nn.Module
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
         adapted: torch.nn.Module = get_peft_model(model, settings)
-    for parameter in adapted.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+        _start_adapters(adapted, seed)
     return adapted
+
+
+def _start_adapters(adapted: torch.nn.Module, seed: int) -> None:
+    """Draw the adapters' first values from ``seed`` alone; those of a hollow model get memory first."""
+    from peft.tuners.lora import LoraLayer
+
+    torch.manual_seed(seed)
+    for layer in adapted.modules():
+        if isinstance(layer, LoraLayer):
+            for adapters in (layer.lora_A, layer.lora_B):
+                if stream.is_hollow(adapters):
+                    adapters.to_empty(device="cpu")
+            layer.reset_lora_parameters("default", init_lora_weights=True)  # type: ignore[no-untyped-call]
 
 
 def _refuse_unmatched(model: torch.nn.Module, targets: list[str]) -> None:

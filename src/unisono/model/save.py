@@ -7,6 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.distributed.tensor import DTensor
+
 TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -17,16 +20,36 @@ TOKENIZER_FILES = (
 )
 
 
-def save_model(model: Any, source: Path, folder: Path, *, base: str) -> None:
+def full_state(model: Any, *, keeps: bool) -> dict[str, torch.Tensor]:
+    """Collective. Return the whole tensors of ``model`` on the CPU of the ranks that ``keeps`` them, else nothing.
+
+    Shards are gathered one tensor at a time. Of a peft model only what is trained is needed, the adapters.
+    """
+    from peft import PeftModel
+
+    whole: dict[torch.Tensor, torch.Tensor] = {}  # tied parameters have several names and one tensor
+    state = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(model, PeftModel) and not tensor.requires_grad:
+            continue
+        if tensor not in whole:
+            data = tensor.detach()
+            whole[tensor] = data.full_tensor() if isinstance(data, DTensor) else data
+            whole[tensor] = whole[tensor].cpu() if keeps else torch.empty(0)
+        state[name] = whole[tensor]
+    return state if keeps else {}
+
+
+def save_model(model: Any, source: Path, folder: Path, *, base: str, state: dict[str, torch.Tensor]) -> None:
     """Write ``model`` (transformers or peft) with the tokenizer of ``source`` into ``folder``, by one rename.
 
-    Weights are written as they were trained. An adapter names ``base``, the model it belongs to.
+    The weights are those of ``state``, as they were trained. An adapter names ``base``, the model it belongs to.
     """
     private = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(private, ignore_errors=True)
     private.mkdir(parents=True)
     _name_base(model, base)
-    model.save_pretrained(private)
+    model.save_pretrained(private, state_dict=state)
     for pattern in (*TOKENIZER_FILES, "generation_config.json"):
         for file in source.glob(pattern):
             shutil.copyfile(file, private / file.name)
