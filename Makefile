@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
+PEERS := .venv-peers
 EXTRAS := .[cpu,tensorboard,dev]
 PYTEST := -m "not slow" --durations=15
 
@@ -10,7 +11,7 @@ PYTEST := -m "not slow" --durations=15
 OLDEST_VERSIONS := torch==2.8.0 transformers==5.0.0 peft==0.18.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-oldest
+.PHONY: help setup demo test check test-oldest bench-peers
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -35,6 +36,10 @@ test-oldest: $(OLDEST)/ready  ## the whole test suite on the oldest versions pro
 	@echo "== tests on $(OLDEST_VERSIONS)"
 	@$(OLDEST)/bin/python -m pytest $(PYTEST)
 
+bench-peers: $(PEERS)/ready  ## unisono beside a tutorial's loop and TRL: DATA=gsm8k_train.jsonl (half an hour)
+	@test -n "$(DATA)" || { echo "say where GSM8K is: make bench-peers DATA=path/to/gsm8k_train.jsonl"; exit 2; }
+	@$(PEERS)/bin/python benchmarks/peers/run.py --data "$(DATA)" $(ARGS)
+
 # torch first and by its exact version alone: whoever has that very build at hand gets it, and not another one.
 $(VENV)/ready: pyproject.toml constraints.txt
 	@echo "== setting up $(VENV): the project and the versions in constraints.txt (about 1 GB, some minutes)"
@@ -49,4 +54,12 @@ $(OLDEST)/ready: pyproject.toml Makefile
 	@echo "== setting up $(OLDEST): $(OLDEST_VERSIONS) (about 3 GB, some minutes)"
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	@$(OLDEST)/bin/python -m pip install $(OLDEST_VERSIONS) -e '$(EXTRAS)'
+	@touch $@
+
+$(PEERS)/ready: benchmarks/peers/requirements.txt pyproject.toml constraints.txt
+	@echo "== setting up $(PEERS): the project and its peers, with the versions of constraints.txt (about 1.3 GB)"
+	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@echo "== 1/2 torch" && $(PEERS)/bin/python -m pip install "$$(sed -n 's/^\(torch==[^ ;]*\).*/\1/p' constraints.txt)"
+	@echo "== 2/2 the rest" && $(PEERS)/bin/python -m pip install -c constraints.txt \
+	    -r benchmarks/peers/requirements.txt -e '.[cpu]'
 	@touch $@
