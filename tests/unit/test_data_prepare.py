@@ -210,7 +210,11 @@ def _sides(prepared: Prepared) -> dict[int, str]:
 
 def test_the_validation_side_of_a_record_depends_on_its_content_alone(bench: Bench) -> None:
     records = [pair(f"question {i}", str(i)) for i in range(200)]
-    sides = _sides(bench.prepare(bench.file(*records), validation=0.2))
+    prepared = bench.prepare(bench.file(*records), validation=0.2)
+    sides = _sides(prepared)
+    num_held_out = list(sides.values()).count("val")
+    assert prepared.counts.kept_validation == num_held_out
+    assert any(f"{num_held_out} of the kept ones are for validation" in line for line in prepared.messages)
     assert sorted(sides) == list(range(200)) and 20 <= list(sides.values()).count("val") <= 60
     more = _sides(bench.prepare(bench.file(pair("new", "x"), *records, name="b.jsonl"), validation=0.2))
     assert all(more[i + 1] == side for i, side in sides.items())

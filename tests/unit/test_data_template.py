@@ -175,6 +175,12 @@ def test_conversation_that_ends_with_the_user(folder: Path) -> None:
         encode(tokenizer_with(TEMPLATE_C, folder), conversation("a", "b", "c"))
 
 
+def test_the_first_token_of_all_is_never_a_target(folder: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}<eos>{% endfor %}"
+    record = conversation("yes", "a", "no", roles=("assistant", "user", "assistant"))
+    assert runs(*_both(folder, template, record)) == ["es<eos>", "no<eos>"]
+
+
 def test_two_answers_in_a_row(folder: Path) -> None:
     record = conversation("a", "b", "b", roles=("user", "assistant", "assistant"))
     assert runs(*_both(folder, CHATML, record)) == ["b<eos>", "b<eos>"]
