@@ -46,8 +46,8 @@ def test_sound_file_is_read_with_defaults() -> None:
         ("optim: {learning_rate: 1.0}", "optim.learning_rate", "optim.lr"),
         ("optim: {shedule: linear}", "optim.shedule", "optim.schedule"),
         ("lr: 1.0", "lr", "this key belongs to section optim: optim.lr"),
-        ("optim: {weight-decay: 0.1}", "optim.weight-decay", "optim.weight_decay"),
-        ("optim: {LR: 0.1}", "optim.LR", "optim.lr"),
+        ("optim: {weight-decay: 0.1}", "optim.weight-decay", "write it as optim.weight_decay"),
+        ("optim: {LR: 0.1}", "optim.LR", "write it as optim.lr"),
         ("optim: {max_length: 128}", "optim.max_length", "this key belongs to section data: data.max_length"),
         ("log: {keep: 2}", "log.keep", "checkpoint.keep"),
         ("strategy: {every: 2}", "strategy.every", "checkpoint.every, validate.every, log.every"),
@@ -185,6 +185,9 @@ def test_origins() -> None:
     assert origins["log.samples"] == "default"
     assert origins["validate.every"] == "default"
     assert "model.lora" not in origins
+    replaced = read(SOUND, "optim={schedule: linear}")
+    assert replaced.origins["optim.lr"] == "default"
+    assert replaced.origins["optim.schedule"] == "command line"
     assert read().origins["model.lora"] == "default"
 
 

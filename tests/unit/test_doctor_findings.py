@@ -207,6 +207,10 @@ def test_number_formats_are_measured() -> None:
     assert " x the speed of fp32" in finding.detail
 
 
+def full_device(dtype: torch.dtype, device: torch.device) -> float:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 def test_number_formats_that_are_missing_are_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds(dtype: torch.dtype, device: torch.device) -> float:
         if dtype == torch.float16:
@@ -217,6 +221,9 @@ def test_number_formats_that_are_missing_are_said_so(monkeypatch: pytest.MonkeyP
     finding = speed.formats()
     assert "bf16 0.25 x the speed of fp32" in finding.detail
     assert "fp16 not supported" in finding.detail
+    monkeypatch.setattr(speed, "product_seconds", full_device)
+    assert speed.formats().status == "fail"
+    assert "fp32 not supported (CUDA out of memory)" in speed.formats().detail
     assert speed.verdict("cpu", "", 0.25).hint is not None
     assert speed.verdict("cuda", "", 0.25).status == "warn"
     assert speed.verdict("cuda", "", 8.0) == Finding("number formats", "ok", "")

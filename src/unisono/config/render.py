@@ -10,7 +10,6 @@ from pydantic import BaseModel
 from unisono.config.keys import fields_of
 from unisono.config.load import Loaded
 from unisono.config.schema import RunConfig
-from unisono.config.source import Dumper
 
 
 def render(loaded: Loaded) -> str:
@@ -49,5 +48,5 @@ def _section(
 def _flow(value: object) -> str:
     """Write a value on one line, quoted wherever YAML would read it as something else."""
     plain = list(value) if isinstance(value, tuple) else value
-    text = yaml.dump([plain], Dumper=Dumper, default_flow_style=True, allow_unicode=True, width=float("inf"))
+    text = yaml.safe_dump([plain], default_flow_style=True, allow_unicode=True, width=float("inf"))
     return text.strip()[1:-1]

@@ -18,33 +18,19 @@ from unisono.errors import ConfigError
 Path = tuple[str | int, ...]
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = (
-    ("bool", re.compile(r"(?:yes|no|true|false|on|off)$", re.IGNORECASE), "yYnNtTfFoO"),
-    ("int", re.compile(r"[-+]?(?:0|[1-9][0-9_]{0,40})$"), "-+0123456789"),
-    (
-        "float",
-        re.compile(r"[-+]?(?:\.\d+|\d+\.\d*|\d+(?=e))(?:e[-+]?\d{1,4})?$", re.I | re.A),
-        "-+.0123456789",
-    ),
-    ("float", re.compile(r"[-+]?\.(?:inf|nan)$", re.IGNORECASE), "-+."),
-    ("null", re.compile(r"(?:~|null|Null|NULL|)$"), ("~", "n", "N", "")),
+    ("bool", re.compile(r"(?:yes|no|true|false|on|off)$", re.IGNORECASE)),
+    ("int", re.compile(r"[-+]?(?:0|[1-9][0-9_]{0,40})$")),
+    ("float", re.compile(r"[-+]?(?:\.\d+|\d+\.\d*|\d+(?=e))(?:e[-+]?\d{1,4})?$", re.IGNORECASE | re.ASCII)),
+    ("float", re.compile(r"[-+]?\.(?:inf|nan)$", re.IGNORECASE)),
+    ("null", re.compile(r"(?:~|null|Null|NULL|)$")),
 )
+_RESOLVERS = [(_TAG + kind, pattern) for kind, pattern in _SCALARS]
 
 
 class Loader(yaml.SafeLoader):
-    """Find the type of a plain scalar by the rules above."""
+    """Find the type of a plain scalar by the rules above, whatever character it starts with."""
 
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (the base's own shape)
-
-
-class Dumper(yaml.SafeDumper):
-    """Quote exactly what ``Loader`` would otherwise take for something else."""
-
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
-
-
-for _name, _pattern, _first in _SCALARS:
-    Loader.add_implicit_resolver(_TAG + _name, _pattern, list(_first))
-    Dumper.add_implicit_resolver(_TAG + _name, _pattern, list(_first))
+    yaml_implicit_resolvers = {None: _RESOLVERS}  # noqa: RUF012 (the shape that the base class reads)
 
 
 @dataclass
@@ -77,7 +63,7 @@ def parse(text: str, source: str, wants_text: Callable[[Path], bool], at: Path =
 
 def scalar(text: str) -> object:
     """Read ``text`` as one plain scalar."""
-    for kind, pattern, _ in _SCALARS:
+    for kind, pattern in _SCALARS:
         if pattern.match(text):
             return _scalar(yaml.ScalarNode(_TAG + kind, text))
     return text

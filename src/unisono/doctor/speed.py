@@ -20,17 +20,19 @@ def formats() -> Finding:
     import torch
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    plain = product_seconds(torch.float32, device)
-    side = _SIDE[device.type]
-    speed = 2 * side**3 / plain / 1e9
-    parts, factors = [f"{device.type}: fp32 {speed:,.0f} GFLOP/s"], {}
-    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+    seconds: dict[str, float] = {}
+    missing: list[str] = []
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
         try:
-            factors[name] = plain / product_seconds(dtype, device)
-            parts.append(f"{name} {factors[name]:.2f} x the speed of fp32")
-        except RuntimeError as error:  # torch's word for "not on this device"
-            parts.append(f"{name} not supported ({str(error).splitlines()[0]})")
-    return verdict(device.type, ", ".join(parts), factors.get("bf16", 0.0))
+            seconds[name] = product_seconds(dtype, device)
+        except RuntimeError as error:  # torch's word for "not on this device", and for a device that is full
+            missing.append(f"{name} not supported ({str(error).splitlines()[0]})")
+    if "fp32" not in seconds:
+        return Finding("number formats", "fail", ", ".join(missing), "is the device full, or broken?")
+    factors = {name: seconds["fp32"] / its for name, its in seconds.items() if name != "fp32"}
+    parts = [f"{device.type}: fp32 {2 * _SIDE[device.type] ** 3 / seconds['fp32'] / 1e9:,.0f} GFLOP/s"]
+    parts += [f"{name} {factor:.2f} x the speed of fp32" for name, factor in factors.items()]
+    return verdict(device.type, ", ".join([*parts, *missing]), factors.get("bf16", 0.0))
 
 
 def verdict(device: str, detail: str, bf16: float) -> Finding:
