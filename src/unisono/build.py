@@ -171,6 +171,8 @@ def announce(run: Run, compute: str, say: Callable[[str], None]) -> None:
     config, world, train = run.config, run.world, run.inputs.data.train
     trained = sum(parameter.numel() for _, parameter in run.named)
     everything = sum(parameter.numel() for parameter in run.saved.parameters())
+    for line in run.inputs.data.messages:
+        say(line)
     say(f"model: {trained:,} of {everything:,} parameters are trained; compute {compute}")
     say("strategy: " + ", ".join(f"{key} {value}" for key, value in run.strategy.describe().items()))
     if config.precision.weights != "fp32":

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,20 @@ def join(world: World, timeout_seconds: int) -> None:
     """Collective. Create the process group: nccl for GPUs beside gloo for CPU tensors, gloo alone otherwise."""
     if world.size == 1:
         return
-    backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend,
-        timeout=timedelta(seconds=timeout_seconds),
-        device_id=world.device if world.device.type == "cuda" else None,
+    on_gpu = world.device.type == "cuda"
+    settings: dict[str, Any] = {"device_id": world.device} if on_gpu else {}
+    timeout = timedelta(seconds=timeout_seconds)
+    if os.environ.get("MASTER_ADDR") == LOOPBACK and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        settings |= {"store": _loopback_store(world, timeout), "rank": world.rank, "world_size": world.size}
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timeout, **settings)
+
+
+def _loopback_store(world: World, timeout: timedelta) -> Any:
+    """Return the store where ranks of one host meet; torch's own would listen on every interface."""
+    port = int(os.environ["MASTER_PORT"])
+    listener = socket.create_server((LOOPBACK, port)).detach() if world.is_first else None
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        LOOPBACK, port, world.size, is_master=world.is_first, timeout=timeout, master_listen_fd=listener
     )
 
 

@@ -8,7 +8,7 @@
     │   ├── OutputError             the run folder cannot be written, or holds another run
     │   └── LaunchError             ports, ranks, devices
     ├── CheckpointError             a checkpoint that is not sound
-    └── NonFiniteError              the numbers are gone: loss or gradients are not finite
+    └── NonFiniteError              exit code 3: the numbers are gone, loss or gradients are not finite
 
 Every message says what is and what is needed, with the values; ``where`` is a place to open (file, line, key)
 and ``hint`` is what to do next.
@@ -82,4 +82,6 @@ class CheckpointError(UnisonoError):
 
 
 class NonFiniteError(UnisonoError):
-    """Loss or gradients are not finite, and the run was told to stop."""
+    """Loss or gradients are not finite, and the run was told to stop. A restart would meet it again."""
+
+    exit_code = 3

@@ -66,13 +66,13 @@ class SummedCrossEntropy(torch.autograd.Function):
         chunk: int,
         compute: torch.dtype,
     ) -> torch.Tensor:
-        """Return the summed loss, fp32, and keep the gradients for backward."""
+        """Return the summed loss (fp64: a sum over thousands of tokens) and keep the gradients for backward."""
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         w = weight.to(compute)
         grad_hidden = torch.zeros_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias and bias is not None else None
-        loss = hidden.new_zeros((), dtype=torch.float32)
+        loss = hidden.new_zeros((), dtype=torch.float64)
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
             h = hidden[part].to(compute)
@@ -84,7 +84,7 @@ class SummedCrossEntropy(torch.autograd.Function):
             needs_logits = transform.cap is not None
             grad = (logits - maximum if needs_logits else logits.sub_(maximum)).exp_()
             total = grad.sum(-1, keepdim=True)
-            loss += (total.log() + maximum - picked).sum()
+            loss += (total.log() + maximum - picked).sum(dtype=torch.float64)
             if not (needs_hidden or needs_weight or needs_bias):
                 continue
             grad.div_(total).scatter_add_(-1, target, torch.full_like(picked, -1.0))
@@ -139,7 +139,7 @@ class TrainingModel(nn.Module):
         document_lengths: Sequence[int],
         attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the summed loss (fp32 scalar) of the micro-batch; see ``data.collate.MicroBatch`` for the shapes."""
+        """Return the summed loss (fp64 scalar) of the micro-batch; see ``data.collate.MicroBatch`` for the shapes."""
         hidden = self.hidden(input_ids, position_ids, document_lengths, attention_mask)
         return self._head_loss(hidden.flatten(0, 1)[predictors], target_ids)
 

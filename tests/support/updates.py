@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,8 @@ class Settings:
     strategy: str = "auto"
     lora: dict[str, Any] | None = None
     checkpointing: bool = False
+    unused: str = "refuse"
+    prepare: Callable[[Any, Any], None] | None = None  # called with (training model, world) before it is wrapped
     optim: dict[str, Any] = field(
         default_factory=lambda: {"name": "sgd", "lr": 0.1, "schedule": "constant", "warmup": 0, "max_grad_norm": None}
     )
@@ -78,16 +80,32 @@ class Trace:
     rates: list[float]
     ids: list[list[int]]
     parameters: dict[str, np.ndarray]
+    stepped: list[bool] = field(default_factory=list)
+    bad_ranks: list[list[int]] = field(default_factory=list)
 
 
-def train_updates(rank: int, world: int, folder: Path, settings: Settings) -> Trace:
-    """Train on this rank; the same lines that ``unisono.train`` runs, without files."""
+def train_updates(rank: int, world: int, folder: Path, *runs: Settings) -> list[Trace]:
+    """Train on this rank, one run after the other; the same lines that ``unisono.train`` runs, without files."""
     from unisono import dist
+
+    place = dist.find_world()
+    assert (place.rank, place.size) == (rank, world)
+    dist.join(place, 30)
+    traces = [train(place, folder, settings) for settings in runs]
+    dist.leave()
+    return traces
+
+
+def train(place: Any, folder: Path, settings: Settings) -> Trace:
+    """One run of updates; the caller has joined the group."""
+    import torch
+
     from unisono.data.loader import Batches, Cut, Loader
     from unisono.data.order import Order
     from unisono.data.spread import CostModel
     from unisono.loss import TrainingModel
     from unisono.model.load import base_model, load_model
+    from unisono.model.stream import fill
     from unisono.optim import build_optimizer, rate
     from unisono.precision import Precision
     from unisono.resume import trainable
@@ -95,27 +113,30 @@ def train_updates(rank: int, world: int, folder: Path, settings: Settings) -> Tr
     from unisono.step import take_update
     from unisono.strategy import choose
 
-    import torch
-
-    place = dist.find_world()
-    assert (place.rank, place.size) == (rank, world)
-    dist.join(place, 30)
+    rank, world = place.rank, place.size
     section = ModelSection(
         path=str(folder),
         attention=settings.attention,
         lora=None if settings.lora is None else LoraSection(**settings.lora),
         activation_checkpointing=settings.checkpointing,
     )
-    saved = load_model(section, folder, weights=torch.float32, seed=1)
+    strategy = choose(StrategySection(name=settings.strategy, unused_parameters=settings.unused), world)
+    saved = load_model(section, folder, weights=torch.float32, seed=1, hollow=strategy.forward_is_collective)
     training = TrainingModel(base_model(saved), document_attention=settings.attention in {"auto", "document"})
-    named = trainable(training)
-    strategy = choose(StrategySection(name=settings.strategy), world)
+    if settings.prepare is not None:
+        settings.prepare(training, place)
     model = strategy.shard(training).train()
+    fill(training.causal_lm, folder, place.device)
+    named = trainable(training)
     optim = OptimSection(**settings.optim)
     optimizer = build_optimizer(optim, named)
     store = make_store(settings.shapes)
     order = Order(
-        store.lengths, global_size=settings.global_size, global_tokens=None, seed=settings.seed, shuffle=settings.shuffle
+        store.lengths,
+        global_size=settings.global_size,
+        global_tokens=None,
+        seed=settings.seed,
+        shuffle=settings.shuffle,
     )
     batches = Batches(
         store,
@@ -126,7 +147,7 @@ def train_updates(rank: int, world: int, folder: Path, settings: Settings) -> Tr
         equal_counts=strategy.forward_is_collective,
     )
     precision = Precision(settings.compute, place.device)
-    losses, norms, rates, ids = [], [], [], []
+    losses, norms, rates, ids, stepped, bad_ranks = [], [], [], [], [], []
     for batch in Loader(order, batches, first=1, last=settings.updates, prefetch=2):
         seed_update(settings.seed, batch.number, rank)
         lr = rate(optim, batch.number, settings.updates, optim.lr)
@@ -145,10 +166,10 @@ def train_updates(rank: int, world: int, folder: Path, settings: Settings) -> Tr
         norms.append(result.grad_norm)
         rates.append(optimizer.param_groups[0]["lr"])
         ids.append(batch.records)
+        stepped.append(result.stepped)
+        bad_ranks.append(result.bad_ranks)
     parameters = {name: _whole(parameter).numpy().copy() for name, parameter in named}
-    del model, training, saved, named, optimizer, strategy
-    dist.leave()
-    return Trace(losses, norms, rates, ids, parameters)
+    return Trace(losses, norms, rates, ids, parameters, stepped, bad_ranks)
 
 
 def _whole(parameter: Any) -> Any:

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -121,13 +122,12 @@ def _limit_grace(context: PContext) -> None:
 def _make_agent(command: Sequence[str], ranks: int, port: int, run_id: str, log_dir: str) -> _Agent:
     meeting = RendezvousParameters(
         backend="c10d",
-        endpoint=f"{LOOPBACK}:0",
+        endpoint=str(Path(log_dir) / "rendezvous"),
+        store_type="file",  # nothing listens: a store of torch's own would, on every interface
         run_id=run_id,
         min_nodes=1,
         max_nodes=1,
         local_addr=LOOPBACK,
-        is_host="1",
-        timeout="60",
     )
     spec = WorkerSpec(
         role="rank",

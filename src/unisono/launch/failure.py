@@ -6,7 +6,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-USER_ERROR = 2
+USER_ERROR, NUMBERS_GONE = 2, 3
+FINAL = (USER_ERROR, NUMBERS_GONE)  # the same again, however often it is started
 # what comes from outside or from native code, and leaves a rank no time for a word
 _SUDDEN = {"SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"}
 _AT_ONCE_SECONDS = 2.0

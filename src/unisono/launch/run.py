@@ -14,7 +14,7 @@ from unisono.config.load import Loaded
 from unisono.config.schema import RunConfig
 from unisono.launch.allocator import find_allocator
 from unisono.launch.environment import applied, rank_environment
-from unisono.launch.failure import USER_ERROR, Failure, first_failure, tell
+from unisono.launch.failure import FINAL, Failure, first_failure, tell
 from unisono.launch.port import check_port
 from unisono.launch.ranks import Machine, decide_ranks, look_at_machine
 from unisono.worker import INTERRUPTED, LAUNCHER_PID
@@ -31,8 +31,8 @@ def run(
 ) -> int:
     """Run ``module`` on the ranks of the run file, with ``overrides`` as given, and return the exit code.
 
-    0; 2 for the person's own mistake; 1 for another failure once the restarts are used up; 128 + signal (130 for
-    Ctrl-C) when stopped. ``prepare`` readies the data before there is any rank (default: that of ``unisono.build``).
+    0; 2 for the person's own mistake; 3 for numbers that are gone; 1 for another failure once the restarts are used
+    up; 128 + signal (130 for Ctrl-C) when stopped. ``prepare`` readies the data before there is any rank (default: that of ``unisono.build``).
     Raises UserError for what is found before ranks exist.
     """
     config = loaded.config
@@ -103,14 +103,14 @@ def _attempt(config: RunConfig, command: Sequence[str], ranks: int, restarts: in
         failures = start_ranks(command, ranks, port=port, run_id=run_id, log_dir=str(Path(folder)))
     if not failures:
         return 0
-    user_error = first_failure(failures).exit_code == USER_ERROR
+    code = first_failure(failures).exit_code
     budget = config.launch.max_restarts
-    if not user_error and restarts < budget:
+    if code not in FINAL and restarts < budget:
         _tell(failures, ranks, f"starting again, restart {restarts + 1} of {budget}")
         return None
-    reason = "a restart cannot mend this" if user_error else "the run has failed"
+    reason = "a restart cannot mend this" if code in FINAL else "the run has failed"
     _tell(failures, ranks, f"{reason} ({restarts} of {budget} restarts used)")
-    return USER_ERROR if user_error else 1
+    return code if code in FINAL else 1
 
 
 def _tell(failures: Sequence[Failure], ranks: int, fate: str) -> None:
