@@ -74,7 +74,7 @@ def train(job: Job) -> tuple[list[float], list[int], list[float]]:
                     loss = model(**batch).loss
                 (loss / job.accumulation).backward()
             targets = int((batch["labels"][:, 1:] != -100).sum())
-            counts += torch.tensor([float(loss) * targets, targets, int(batch["attention_mask"].sum())])
+            counts += torch.tensor([loss.item() * targets, targets, int(batch["attention_mask"].sum())])
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
