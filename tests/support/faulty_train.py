@@ -1,0 +1,86 @@
+"""`unisono.train` with one fault planted: FAULT is phase@rank, run as the ranks' module by the launcher."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unisono import dist, train
+from unisono.data.loader import Batches
+from unisono.loss import TrainingModel
+from unisono.runfolder import RunFolder
+from unisono.worker import run_worker
+
+phase, _, rank = os.environ["FAULT"].partition("@")
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    """Take the place of something on the chosen rank; the moment is noted."""
+    Path(os.environ["FAULT_TIME"]).write_text(str(time.time()))
+    raise RuntimeError(f"planted in {phase}")
+
+
+def after_update_two(method: Any) -> Any:
+    """Fail in the third call, when a checkpoint of update 2 is there to be kept."""
+    count = iter(range(1, 10**6))
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        return fails() if next(count) > 2 else method(*args, **kwargs)
+
+    return counting
+
+
+def nan_in_backward(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
+    """Give a loss that is not a number from the first update on."""
+    return forward(self, *args, **kwargs) * float("nan")
+
+
+class FailsInBackward(torch.autograd.Function):
+    """The identity, until its gradient is asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Any) -> Any:
+        """Pass the loss through."""
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        """Fail."""
+        fails()
+
+
+def backward_fails(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
+    """Fail in the middle of backward of the third update."""
+    loss = forward(self, *args, **kwargs)
+    return FailsInBackward.apply(loss) if next(forwards) > 2 else loss
+
+
+forward = TrainingModel.forward
+forwards = iter(range(1, 10**6))
+
+if int(os.environ["RANK"]) == int(rank):
+    if phase == "group":
+        dist.join = train.dist.join = fails
+    elif phase == "fetch":
+        Batches.build = after_update_two(Batches.build)
+    elif phase == "forward":
+        TrainingModel.forward = after_update_two(forward)
+    elif phase == "backward":
+        TrainingModel.forward = backward_fails
+    elif phase == "nan":
+        TrainingModel.forward = nan_in_backward
+    elif phase == "validation":
+        train.evaluate = fails
+    elif phase == "save":
+        train.save_checkpoint = after_update_two(train.save_checkpoint)
+    elif phase == "log":
+        RunFolder.line = after_update_two(RunFolder.line)
+        RunFolder.ids = after_update_two(RunFolder.ids)
+
+if __name__ == "__main__":
+    run_worker(lambda: train.start(sys.argv[1:]))

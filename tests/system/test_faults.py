@@ -1,0 +1,68 @@
+"""One rank fails in the middle of a real run: it ends soon, says why, and leaves checkpoints and nothing else (B39)."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from support.launching import MARK, alive
+from support.runs import make_run
+from unisono.checkpoint.manifest import newest_sound
+from unisono.config.load import load
+from unisono.launch import run
+
+TESTS = Path(__file__).parents[1]
+SECONDS = 15.0
+
+
+def launch(
+    folder: Path, tiny: Path, fault: str, monkeypatch: pytest.MonkeyPatch, *overrides: str
+) -> tuple[int, float, Path]:
+    """Run two ranks with a fault; returns the exit code, the seconds from the fault to the end, and the run folder."""
+    moment = folder / "moment"
+    for name, value in {"PYTHONPATH": TESTS, MARK: folder, "FAULT": fault, "FAULT_TIME": moment}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    file = make_run(
+        folder,
+        tiny,
+        data={"validation": 0.2},
+        validate={"every": 3},
+        checkpoint={"every": 1},
+        launch={"ranks": 2, "max_restarts": 0},
+    )
+    code = run(load(file, overrides), overrides, module="support.faulty_train")
+    seconds = time.time() - float(moment.read_text()) if moment.exists() else 0.0
+    assert alive(str(folder)) == []
+    return code, seconds, folder / "run"
+
+
+@pytest.mark.parametrize("phase", ["group", "fetch", "forward", "backward", "validation", "save", "log"])
+def test_b39_a_failing_rank_ends_the_run(
+    phase: str, tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = 0 if phase == "log" else 1  # rank 0 is the one that writes lines
+    code, seconds, folder = launch(tmp_path, tiny, f"{phase}@{rank}", monkeypatch)
+    assert code == 1
+    assert 0 < seconds < SECONDS
+    printed = capfd.readouterr().err
+    assert f"RuntimeError: planted in {phase}" in "\n".join(printed.splitlines()[-30:])
+    assert f"rank {rank} of 2 failed" in printed
+    if phase != "group":
+        sound, passed_over = newest_sound(folder / "checkpoints")
+        assert sound is not None and sound.name >= "update-00000001"
+        assert passed_over == []
+
+
+def test_b10_three_bad_updates_in_a_row_stop_the_run(
+    tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, folder = launch(tmp_path, tiny, "nan@1", monkeypatch, "optim.on_nonfinite=skip")
+    printed = capfd.readouterr()
+    assert code == 3
+    assert "3 in a row" in printed.err
+    assert "rank 1, samples [" in printed.err
+    assert printed.out.count("left out on all ranks") == 2
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) <= 2
