@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from unisono.checkpoint.load import load_checkpoint, stored_names
+from unisono.checkpoint.load import check_names, load_checkpoint, stored_names
 from unisono.checkpoint.manifest import compare_settings, newest_sound, read, verify
 from unisono.checkpoint.save import remove_leftovers
 from unisono.config.schema import RunConfig
@@ -27,6 +27,8 @@ FIXED = {  # what the update numbered u means: changing one of these changes the
     "optim": (
         "name",
         "lr",
+        "lr_scaling",
+        "lr_reference_batch",
         "schedule",
         "warmup",
         "weight_decay",
@@ -38,7 +40,7 @@ FIXED = {  # what the update numbered u means: changing one of these changes the
     "run": ("seed",),
     "batch": ("global_size", "global_tokens"),
     "data": ("shuffle",),
-    "model": ("lora",),
+    "model": ("path", "lora"),  # adapters are stored without their base
     "precision": ("compute", "weights"),
 }
 
@@ -113,10 +115,10 @@ def restore(
             where=str(folder),
             hint="restore them, use another run.output_dir, or name them in checkpoint.allow_changes",
         )
-    keys = [name.removeprefix(OPTIMIZER) for name in stored_names(folder) if name.startswith(OPTIMIZER)]
-    moments = empty_state(keys, named)
     tensors = {MODEL + name: parameter.detach() for name, parameter in named}
-    tensors |= {OPTIMIZER + name: tensor for name, tensor in moments.items()}
-    load_checkpoint(folder, tensors, world=world)
+    stored = stored_names(folder)
+    check_names({name for name in stored if name.startswith(MODEL)}, tensors.keys(), where=folder)
+    moments = empty_state([name.removeprefix(OPTIMIZER) for name in stored if name.startswith(OPTIMIZER)], named)
+    load_checkpoint(folder, tensors | {OPTIMIZER + name: tensor for name, tensor in moments.items()}, world=world)
     restore_state(optimizer, moments, named)
     return TrainState(**manifest.state)

@@ -79,9 +79,12 @@ def open_run_folder(loaded: Loaded, *, rank: int, world: int, update: int) -> Ru
     config = loaded.config
     path = Path(config.run.output_dir)
     path.mkdir(parents=True, exist_ok=True)
-    files = ["metrics.jsonl", "samples.jsonl"] if rank == 0 else []
-    for name in [*files, f"events/rank{rank}.jsonl"]:
-        cut_after(path / name, update)
+    files = [path / "events" / f"rank{rank}.jsonl"]
+    if rank == 0:
+        absent = [f for f in path.glob("events/rank*.jsonl") if int(f.stem.removeprefix("rank")) >= world]
+        files += [path / "metrics.jsonl", path / "samples.jsonl", *absent]  # ranks of a larger world, not here now
+    for file in files:
+        cut_after(file, update)
     if rank == 0:
         _replace(path / "run.yaml", render(loaded).encode())
         _replace(path / "environment.json", orjson.dumps(environment(world), option=orjson.OPT_INDENT_2))

@@ -32,7 +32,7 @@ def make_data(folder: Path, num_samples: int = 20, *, seed: int = 0) -> Path:
     return file
 
 
-def make_run(folder: Path, model: Path, *, num_samples: int = 20, name: str = "run", **sections: Any) -> Path:
+def make_run(folder: Path, base: Path, *, num_samples: int = 20, name: str = "run", **sections: Any) -> Path:
     """Write a run file of 2 samples an update beside its data; ``sections`` are merged over the defaults.
 
     The output folder is ``folder/name``, the run file ``folder/name.yaml``.
@@ -40,7 +40,7 @@ def make_run(folder: Path, model: Path, *, num_samples: int = 20, name: str = "r
     folder.mkdir(parents=True, exist_ok=True)
     values: dict[str, dict[str, Any]] = {
         "run": {"output_dir": str(folder / name)},
-        "model": {"path": str(model)},
+        "model": {"path": str(base)},
         "data": {"train": [str(make_data(folder, num_samples))], "cache_dir": str(folder / "cache")},
         "batch": {"global_size": 2},
         "optim": {"lr": 1e-2, "warmup": 0},

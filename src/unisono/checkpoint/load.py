@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Set
 from pathlib import Path
 
 import torch
@@ -21,15 +22,19 @@ def stored_names(folder: Path) -> set[str]:
     return set(FileSystemReader(folder).read_metadata().state_dict_metadata)
 
 
-def load_checkpoint(folder: Path, tensors: dict[str, torch.Tensor], *, world: World) -> None:
-    """Collective. Fill ``tensors`` in place; their names must be exactly those that were stored."""
-    stored = stored_names(folder)
-    missing, unknown = sorted(tensors.keys() - stored), sorted(stored - tensors.keys())
+def check_names(stored: Set[str], needed: Set[str], *, where: Path) -> None:
+    """Raise CheckpointError unless the stored tensors are exactly the needed ones."""
+    missing, unknown = sorted(needed - stored), sorted(stored - needed)
     if missing or unknown:
         raise CheckpointError(
             f"it does not fit this model: it lacks {_few(missing)}; it has besides {_few(unknown)}",
-            where=str(folder),
+            where=str(where),
         )
+
+
+def load_checkpoint(folder: Path, tensors: dict[str, torch.Tensor], *, world: World) -> None:
+    """Collective. Fill ``tensors`` in place; their names must be exactly those that were stored."""
+    check_names(stored_names(folder), tensors.keys(), where=folder)
     with warnings.catch_warnings():
         # one process on purpose: torch need not say that it has no process group
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
