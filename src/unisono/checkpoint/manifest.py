@@ -85,6 +85,8 @@ def read(folder: Path) -> Manifest:
         values = orjson.loads(file.read_bytes())
         if values.pop("format") != FORMAT:
             raise CheckpointError(f"its manifest is not of format {FORMAT}", where=str(file))
+        if not values["files"]:
+            raise CheckpointError("its manifest names no files", where=str(file))
         return Manifest(**values)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"its manifest cannot be read: {error}", where=str(file)) from None

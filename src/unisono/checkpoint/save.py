@@ -51,7 +51,7 @@ def save_checkpoint(
     def publish() -> None:
         seal(private, manifest)
         _rename(private, target)
-        purge(checkpoints, keep)
+        purge(checkpoints, keep, update=manifest.update)
 
     _together(world.is_first, publish, f"cannot publish {target}")
     return target
@@ -84,12 +84,20 @@ def _rename(private: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def purge(checkpoints: Path, keep: int) -> None:
-    """Delete all but the newest ``keep`` and the one with the best validation loss; nothing without a manifest."""
-    sound = [(folder, m) for folder, m in candidates(checkpoints) if isinstance(m, Manifest)]
-    validated = [(m.validation_loss, folder) for folder, m in sound if m.validation_loss is not None]
+def purge(checkpoints: Path, keep: int, *, update: int) -> None:
+    """Delete all but the newest ``keep`` and the one with the best validation loss.
+
+    Only what this run saved, up to ``update``: not a person's copies under names of their own, nothing without a
+    manifest, and later checkpoints (damaged ones that were passed over) neither count nor go.
+    """
+    ours = [
+        (folder, m)
+        for folder, m in candidates(checkpoints)
+        if isinstance(m, Manifest) and folder.name == checkpoint_name(m.update) and m.update <= update
+    ]
+    validated = [(m.validation_loss, folder) for folder, m in ours if m.validation_loss is not None]
     best = {min(validated)[1]} if validated else set()
-    for folder, _ in sound[keep:]:
+    for folder, _ in ours[keep:]:
         if folder not in best:
             doomed = folder.with_name(f".{folder.name}.old")
             os.rename(folder, doomed)
