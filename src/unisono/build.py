@@ -77,15 +77,16 @@ class Run:
 def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
     """Collective. Load the model, wrap it, and lay out the order of the whole run."""
     strategy = choose_strategy(config.strategy, world.size)
-    saved, model, named = build_model(
+    saved, training, model = load_and_shard(
         config.model,
         inputs.folder,
         strategy,
         world,
         weights=DTYPES[config.precision.weights],
         seed=derive_seed(config.run.seed, "lora"),
-        packed=config.data.pack,
     )
+    named = trainable(training)
+    training.verify(packed=config.data.pack, device=world.device)
     batch, train = config.batch, inputs.data.train
     order = Order(
         train.lengths,
@@ -111,20 +112,13 @@ def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
     )
 
 
-def build_model(
-    section: ModelSection,
-    folder: Path,
-    strategy: Strategy,
-    world: World,
-    *,
-    weights: torch.dtype,
-    seed: int,
-    packed: bool,
-) -> tuple[torch.nn.Module, torch.nn.Module, list[tuple[str, torch.nn.Parameter]]]:
-    """Collective. Load, wrap, verify; returns the model to save, the model to train, and the trained parameters.
+def load_and_shard(
+    section: ModelSection, folder: Path, strategy: Strategy, world: World, *, weights: torch.dtype, seed: int
+) -> tuple[torch.nn.Module, TrainingModel, torch.nn.Module]:
+    """Collective. Load and wrap; returns the model to save, the training model, and that as the strategy wrapped it.
 
-    A strategy that shards gets a model without memory and its ranks read their rows afterwards. So parameters are named
-    after sharding, which replaces them, and ``verify`` runs on the sharded model, on all ranks.
+    A strategy that shards gets a model without memory, and its ranks read their rows afterwards. Sharding replaces
+    parameters, so they are named only then; and the model is verified as it is, sharded, by all ranks together.
     """
     shards = strategy.forward_is_collective
     saved = load_model(section, folder, weights=weights, seed=seed, hollow=shards)
@@ -135,9 +129,7 @@ def build_model(
     training = TrainingModel(base_model(saved), document_attention=section.attention in {"auto", "document"})
     model = strategy.shard(training).train()
     fill(training.causal_lm, folder, world.device)
-    named = trainable(training)
-    training.verify(packed=packed, device=world.device)
-    return saved, model, named
+    return saved, training, model
 
 
 def make_batches(config: RunConfig, inputs: Inputs, store: Store, world: World, strategy: Strategy) -> Batches:

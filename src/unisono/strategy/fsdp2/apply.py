@@ -50,7 +50,7 @@ class Fsdp2:
         if self._unused == "zero":
             _sum_zeros_for_unused(self._root)
         register_fsdp_forward_method(model, "verify")
-        _refuse_whole(model)
+        refuse_whole(model)
         return model
 
     def microbatch(self, last: bool) -> AbstractContextManager[object]:
@@ -94,7 +94,7 @@ def find_blocks(model: torch.nn.Module) -> torch.nn.ModuleList:
     return max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()))
 
 
-def _refuse_whole(model: torch.nn.Module) -> None:
+def refuse_whole(model: torch.nn.Module) -> None:
     """Every trained parameter must be a shard: one that is not would be trained by each rank on its own data."""
     whole = [name for name, p in model.named_parameters() if p.requires_grad and not isinstance(p, DTensor)]
     if whole:

@@ -1,0 +1,255 @@
+"""Sharded training is the same training: updates, norms, adapters, uneven ranks, checkpoints, memory while loading."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.ranks import run_ranks
+from support.runs import assert_same_weights, make_run, train_until_killed, train_whole, updates_of, weights_of
+from support.tiny import save_tiny
+from support.updates import Settings, Trace, assert_same_step, assert_same_trace, make_store, train_updates
+
+LORA = {"rank": 4, "alpha": 8.0}
+LORA_OVERRIDES = ("model.lora.rank=4", "model.lora.alpha=8.0")
+SHARDED = Settings(strategy="fsdp2")
+CLIPPED = {"name": "sgd", "lr": 0.1, "schedule": "constant", "warmup": 0, "max_grad_norm": 0.1}
+ADAMW = {"name": "adamw", "lr": 1e-3, "schedule": "cosine", "warmup": 1, "max_grad_norm": 1.0}
+VARIANTS = {
+    "full": Settings(),
+    "clipped": Settings(optim=CLIPPED),
+    "adamw": Settings(optim=ADAMW, updates=4, global_size=3),
+    "lora": Settings(lora=LORA, updates=3, global_size=3),
+    "checkpointing": Settings(checkpointing=True),
+    "lora, checkpointing": Settings(lora=LORA, checkpointing=True, updates=2, global_size=4),
+}
+
+
+@cache
+def reference(folder: Path) -> dict[str, Trace]:
+    """All variants on one process, each update one padded batch, with transformers' own attention."""
+    runs = [replace(settings, packed=False, attention="sdpa") for settings in VARIANTS.values()]
+    return dict(zip(VARIANTS, run_ranks(train_updates, 1, folder, *runs)[0], strict=True))
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_updates_equal_those_of_one_process(tiny: Path, world: int) -> None:
+    """Rows of 24 tokens: several micro-batches an update, not equally many on all ranks; odd worlds cut unevenly."""
+    runs = [replace(settings, strategy="fsdp2", micro_tokens=24) for settings in VARIANTS.values()]
+    for traces in run_ranks(train_updates, world, tiny, *runs):
+        for variant, trace in zip(VARIANTS, traces, strict=True):
+            expected = reference(tiny)[variant]
+            assert_same_step(trace, expected)
+            assert_same_trace(trace, expected)
+            assert trace.norms == pytest.approx(expected.norms, rel=1e-5), variant
+            assert trace.ids == expected.ids
+
+
+def test_tied_embeddings(tiny_tied: Path) -> None:
+    """The one matrix gets the gradient of the embedding and of the head."""
+    expected = run_ranks(train_updates, 1, tiny_tied, Settings(packed=False, attention="sdpa"))[0][0]
+    assert sum("lm_head" in name or "embed" in name for name in expected.parameters) == 1
+    for world in (2, 3):
+        for (trace,) in run_ranks(train_updates, world, tiny_tied, replace(SHARDED, micro_tokens=24)):
+            assert_same_step(trace, expected)
+
+
+def test_b14_norm_is_that_of_all_shards(tiny: Path) -> None:
+    """The norm of one shard would be too small; a clipped SGD update has the length rate x threshold."""
+    start = run_ranks(train_updates, 1, tiny, Settings(updates=0))[0][0]
+    clipped = reference(tiny)["clipped"]
+    assert clipped.norms[0] > 0.5
+    traces = run_ranks(train_updates, 2, tiny, replace(SHARDED, optim=CLIPPED))
+    for (trace,) in traces:
+        assert trace.norms == pytest.approx(clipped.norms, rel=1e-5)
+        assert trace.norms == traces[0][0].norms
+        moved = [trace.parameters[name] - value for name, value in start.parameters.items()]
+        length = float(np.sqrt(sum(float((m.astype(np.float64) ** 2).sum()) for m in moved)))
+        assert length == pytest.approx(0.1 * 0.1, rel=1e-4)
+
+
+def train_with_own_seed(rank: int, world: int, folder: Path, *runs: Settings) -> list[Trace]:
+    """Train on a rank whose generator is in a state of its own."""
+    import torch
+
+    torch.manual_seed(1000 + rank)
+    return train_updates(rank, world, folder, *runs)
+
+
+def test_b15_adapters_are_one(tiny: Path) -> None:
+    """Adapters start alike on all ranks, whatever their generators, and learn from the data of all."""
+    settings = Settings(lora=LORA, updates=3, global_size=3)
+    begin, end = run_ranks(train_updates, 1, tiny, replace(settings, updates=0), settings)[0]
+    assert any(np.abs(value).max() > 0 for name, value in begin.parameters.items() if "lora_A" in name)
+    sharded = replace(settings, strategy="fsdp2")
+    for traces in run_ranks(train_with_own_seed, 2, tiny, replace(sharded, updates=0), sharded):
+        assert_same_step(traces[0], begin, tolerance=0.0)
+        assert_same_step(traces[1], end)
+        assert_same_trace(traces[1], end)
+
+
+def test_b15_a_parameter_that_is_not_sharded_is_refused() -> None:
+    import torch
+
+    from unisono.errors import ModelError
+    from unisono.strategy.fsdp2.apply import refuse_whole
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    with pytest.raises(ModelError, match=r"2 trained parameters are not sharded: 0\.weight, 0\.bias"):
+        refuse_whole(model)
+    model.requires_grad_(False)
+    refuse_whole(model)
+
+
+def count_micro_batches(shapes: list[tuple[int, int]], world: int, cut: Any) -> list[int]:
+    """Count the micro-batches that each rank has of its own in the first update."""
+    from unisono.data.loader import Batches
+    from unisono.data.spread import CostModel
+
+    store = make_store(shapes)
+    everyone = [Batches(store, cut, CostModel(1 / 384, 1.0), rank=rank, world=world) for rank in range(world)]
+    return [len(batches.build(1, 0, np.arange(len(store))).micro_batches) for batches in everyone]
+
+
+def test_b27_ranks_with_unequal_numbers_of_micro_batches(tiny: Path) -> None:
+    """5 and 3, one sample each; then packed in rows of varying length; the forward of a sharded model is collective."""
+    from unisono.data.loader import Cut
+
+    long_and_short = [(4, 16)] * 3 + [(4, 3)] * 5
+    uneven = [(2, 30)] + [(8, 1)] * 9
+    assert sorted(count_micro_batches(long_and_short, 2, Cut(True, 4096, 1))) == [3, 5]
+    assert sorted(count_micro_batches(uneven, 2, Cut(True, 30))) == [2, 3]
+    runs = [
+        Settings(shapes=long_and_short, global_size=8, micro_size=1, shuffle=False),
+        Settings(shapes=uneven, global_size=10, micro_tokens=30, shuffle=False),
+    ]
+    expected = run_ranks(train_updates, 1, tiny, *runs)[0]
+    everyone = run_ranks(train_updates, 2, tiny, *[replace(settings, strategy="fsdp2") for settings in runs])
+    for settings, trace, *traces in zip(runs, expected, *everyone, strict=True):
+        for ours in traces:
+            assert ours.ids == [list(range(settings.global_size))]
+            assert_same_step(ours, trace)
+            assert_same_step(ours, traces[0], tolerance=0.0)
+
+
+STAGES = [("single", 1, 2), ("fsdp2", 3, 4), ("ddp", 2, 6), ("fsdp2", 4, 8)]
+
+
+def test_save_under_one_strategy_load_under_another(tiny_tied: Path, tmp_path: Path) -> None:
+    """A run that is killed four times and goes on elsewhere each time is the run that nobody disturbed."""
+    sections: dict[str, Any] = {
+        "length": {"updates": 10},
+        "validate": {"every": 2},
+        "data": {"validation": 0.2},
+        "batch": {"global_size": 3, "micro_tokens": 60},
+    }
+    plain = make_run(tmp_path, tiny_tied, name="plain", **sections)
+    moved = make_run(tmp_path, tiny_tied, name="moved", **sections)
+    train_whole(1, plain)
+    for strategy, world, until in STAGES:
+        train_until_killed(world, moved, until + 1, f"strategy.name={strategy}")
+    assert "resumed update-00000008" in train_whole(1, moved)
+    expected = {line["update"]: line for line in updates_of(tmp_path / "plain")}
+    for line in updates_of(tmp_path / "moved"):
+        assert line["loss"] == pytest.approx(expected[line["update"]]["loss"], abs=1e-5)
+        assert line["grad_norm"] == pytest.approx(expected[line["update"]]["grad_norm"], rel=1e-4)
+    assert_close_weights(tmp_path / "moved", tmp_path / "plain")
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_a_killed_run_resumes_bitwise_and_hands_over_the_whole_model(
+    tiny_tied: Path, tmp_path: Path, lora: bool
+) -> None:
+    files = [make_run(tmp_path, tiny_tied, name=name, length={"updates": 4}) for name in ("single", "whole", "killed")]
+    single, whole, killed = files
+    overrides = LORA_OVERRIDES if lora else ()
+    sharded = ("strategy.name=fsdp2", *overrides)
+    train_whole(1, single, *overrides)
+    train_whole(2, whole, *sharded)
+    train_until_killed(2, killed, 3, *sharded)
+    assert "resumed update-00000002" in train_whole(2, killed, *sharded)
+    assert_same_weights(tmp_path / "killed", tmp_path / "whole")
+    assert_close_weights(tmp_path / "whole", tmp_path / "single")
+
+
+def assert_close_weights(ours: Path, other: Path) -> None:
+    """Compare two final models, which have the same tensors under the same names."""
+    mine, theirs = weights_of(ours), weights_of(other)
+    assert mine.keys() == theirs.keys()
+    worst = max(float(np.abs(mine[name] - theirs[name]).max()) for name in mine)
+    assert worst < 1e-5, f"weights differ by {worst:.3g}"
+
+
+def pss_bytes() -> int:
+    """Return this process's proportional set size: shared pages count by the share."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no Pss in smaps_rollup")
+
+
+def load_and_measure(rank: int, world: int, warm: Path, folder: Path) -> int:
+    """Load a model as a run does; returns by how much the proportional set size rose at most.
+
+    It is read before and after sharding, and after every 30th tensor: reading it takes 20 ms.
+    """
+    import torch
+
+    from unisono import dist
+    from unisono.build import load_and_shard
+    from unisono.config.schema import ModelSection
+    from unisono.model import stream
+    from unisono.strategy.fsdp2.apply import Fsdp2
+
+    place = dist.find_world()
+    dist.join(place, 30)
+    sizes: list[int] = []
+    num_read = itertools.count(1)
+    read = stream._read
+
+    class Measured(Fsdp2):
+        def shard(self, model: torch.nn.Module) -> torch.nn.Module:
+            sizes.append(pss_bytes())
+            sharded = super().shard(model)
+            sizes.append(pss_bytes())
+            return sharded
+
+    def read_and_measure(*args: Any) -> None:
+        read(*args)
+        if next(num_read) % 30 == 0:
+            sizes.append(pss_bytes())
+
+    def load(path: Path) -> Any:
+        section, strategy = ModelSection(path=str(path)), Measured(unused="refuse")
+        return load_and_shard(section, path, strategy, place, weights=torch.float32, seed=1)
+
+    load(warm)  # so that what a first load imports and unshares is not counted
+    gc.collect()
+    dist.wait_for_all()
+    before = pss_bytes()
+    sizes.clear()
+    stream._read = read_and_measure
+    model = load(folder)
+    dist.wait_for_all()
+    sizes.append(pss_bytes())
+    dist.wait_for_all()
+    del model
+    dist.leave()
+    return max(sizes) - before
+
+
+def test_b49_host_memory_while_loading(tiny: Path, tmp_path: Path) -> None:
+    """All ranks together need little more than the file: at no time does a rank hold the whole model."""
+    big = save_tiny(tmp_path / "big", hidden_size=512, intermediate_size=1536, num_hidden_layers=16)
+    file_bytes = (big / "model.safetensors").stat().st_size
+    assert file_bytes > 200e6
+    for world in (2, 4):
+        peaks = run_ranks(load_and_measure, world, tiny, big)
+        assert 0.9 * file_bytes < sum(peaks) <= 1.5 * file_bytes, peaks
