@@ -1,0 +1,133 @@
+"""SIGKILL at every point of a save: the newest complete checkpoint is what the run goes on from (B51)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from support.killing import Deeds, watch_save
+from support.ranks import RankFailed, free_port, run_ranks
+from support.runs import assert_same_weights, checkpoint_names, make_run, run_training, train_whole, updates_of
+
+PUBLISHED = "rename checkpoints/update-00000002"
+MOVED_ASIDE = "rename checkpoints/.update-00000002.old"
+
+
+def train_watched(
+    rank: int, world: int, file: Path, folder: Path, victim: int = 0, fatal: int | None = None, tear: bool = False
+) -> list[str]:
+    """Train; note what this rank does to ``folder`` in the save of update 2; the victim dies at deed ``fatal``."""
+    from unisono import train
+
+    deeds = Deeds(folder, fatal if rank == victim else None, tear=tear)
+    train.save = watch_save(deeds, 2)
+    run_training(rank, world, file, (f"run.output_dir={folder}",))
+    return deeds.names
+
+
+def resume_all(rank: int, world: int, file: Path, folders: Sequence[Path], ports: Sequence[int]) -> list[str]:
+    """Resume every folder to its end, one after the other; returns what was said about each."""
+    said = []
+    for folder, port in zip(folders, ports):
+        os.environ["MASTER_PORT"] = str(port)
+        said.append(run_training(rank, world, file, (f"run.output_dir={folder}",)))
+    return said
+
+
+def fork_deaths(rank: int, world: int, file: Path, start: Path, states: Path, ways: Sequence[tuple[int, bool]]) -> None:
+    """Die in each of the ways, in forked children (a world of one), and keep the folder that each leaves behind."""
+    for fatal, tear in ways:
+        folder = states / f"{fatal}{'torn' if tear else ''}"
+        shutil.copytree(start, folder)
+        child = os.fork()
+        if child == 0:
+            train_watched(rank, world, file, folder, 0, fatal, tear)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9, f"survived {fatal}"
+
+
+def stop_after_one(folder: Path, base: Path, world: int) -> tuple[Path, Path, Path]:
+    """Make a whole run of three updates and one that saved update 1 and went no further; returns file and both."""
+    file = make_run(folder, base, length={"updates": 3}, checkpoint={"every": 1, "keep": 1})
+    train_whole(world, file, f"run.output_dir={folder}/whole")
+    start = folder / "start"
+    with pytest.raises(RankFailed, match="died"):
+        run_ranks(train_watched, world, file, start, 0, 0)
+    assert "update-00000001" in checkpoint_names(start)
+    for leftover in (start / "checkpoints").glob(".*"):
+        shutil.rmtree(leftover)
+    return file, folder / "whole", start
+
+
+def check_resumed(folder: Path, whole: Path, said: str, resumed: int) -> None:
+    """The run went on from checkpoint ``resumed``, and it is the run that was never killed."""
+    assert f"resumed update-{resumed:08d}: {resumed} of 3" in said, f"{folder.name}: {said}"
+    assert_same_weights(folder, whole)
+    assert [line["loss"] for line in updates_of(folder)] == [line["loss"] for line in updates_of(whole)]
+    assert checkpoint_names(folder) == ["update-00000003"], "leftovers"
+
+
+def ways_to_die(names: Sequence[str]) -> list[tuple[int, bool]]:
+    """Every deed, and every sync of a file a second time, torn."""
+    torn = [(at, True) for at, name in enumerate(names) if name.startswith("sync") and "." in Path(name).name]
+    return [(at, False) for at in range(len(names))] + torn
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["plain", "an unsound folder on the name"])
+def test_b51_killed_at_every_point_of_a_save_1p(tiny: Path, tmp_path: Path, planted: bool) -> None:
+    file, whole, start = stop_after_one(tmp_path, tiny, 1)
+    if planted:
+        (start / "checkpoints/update-00000002").mkdir()
+        (start / "checkpoints/update-00000002/__0_0.distcp").write_bytes(b"half")
+    shutil.copytree(start, tmp_path / "enumerated")
+    (names,) = run_ranks(train_watched, 1, file, tmp_path / "enumerated")
+    check_names(names)
+    ways = ways_to_die(names)
+    run_ranks(fork_deaths, 1, file, start, tmp_path / "states", ways)
+    folders = [tmp_path / "states" / f"{at}{'torn' if tear else ''}" for at, tear in ways]
+    (said,) = run_ranks(resume_all, 1, file, folders, [0] * len(folders))
+    published = names.index(PUBLISHED)
+    for (at, _), folder, words in zip(ways, folders, said):
+        check_resumed(folder, whole, words, 2 if at > published else 1)
+        still_there = planted and at <= names.index(MOVED_ASIDE)
+        assert ("ignored update-00000002: it has no manifest" in words) == still_there
+
+
+def test_b51_killed_at_every_point_of_a_save_2p(tiny: Path, tmp_path: Path) -> None:
+    file, whole, start = stop_after_one(tmp_path, tiny, 2)
+    shutil.copytree(start, tmp_path / "enumerated")
+    names_by_rank = run_ranks(train_watched, 2, file, tmp_path / "enumerated")
+    check_names(names_by_rank[0])
+    assert any(name.startswith("sync") for name in names_by_rank[1]), "rank 1 writes a share of the tensors"
+    ways = [(victim, at) for victim, names in enumerate(names_by_rank) for at in range(len(names))]
+    folders = [tmp_path / f"rank{victim} {names_by_rank[victim][at].replace('/', ' ')} {at}" for victim, at in ways]
+    for folder, (victim, at) in zip(folders, ways):
+        shutil.copytree(start, folder)
+        with pytest.raises(RankFailed, match="died"):
+            run_ranks(train_watched, 2, file, folder, victim, at)
+    said = run_ranks(resume_all, 2, file, folders, [free_port() for _ in folders])[0]
+    published = names_by_rank[0].index(PUBLISHED)
+    for (victim, at), folder, words in zip(ways, folders, said):
+        check_resumed(folder, whole, words, 2 if victim == 0 and at > published else 1)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """The enumeration must see what a save surely does, or the test would kill nowhere."""
+    private = "checkpoints/.update-00000002.tmp"
+    for expected in (
+        f"mkdir {private}",
+        f"open {private}/__0_0.distcp",
+        f"sync {private}/__0_0.distcp",
+        f"open {private}/manifest.json",
+        f"sync {private}/manifest.json",
+        f"sync {private}",
+        PUBLISHED,
+        "sync checkpoints",
+        "rename checkpoints/.update-00000001.old",
+        "rmdir checkpoints/.update-00000001.old",
+    ):
+        assert any(name.startswith(expected) for name in names), (expected, names)
