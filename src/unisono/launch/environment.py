@@ -41,6 +41,8 @@ def rank_environment(
     preload = _preload(launch, machine, given, platform, allocator)
     if preload is not None:
         variables["LD_PRELOAD"] = preload
+        # mimalloc alone reads it: keep freed pages, the next update needs them again
+        variables["MIMALLOC_PURGE_DELAY"] = given.get("MIMALLOC_PURGE_DELAY", "-1")
     variables.update(launch.env)
     device = f"{machine.gpus} GPUs" if machine.gpus else "the CPU"
     notes = [f"{ranks} rank{'s' if ranks > 1 else ''} on {device}, {thread_note}", *machine.notes]

@@ -32,7 +32,8 @@ def run(
     """Run ``module`` on the ranks of the run file, with ``overrides`` as given, and return the exit code.
 
     0; 2 for the person's own mistake; 3 for numbers that are gone; 1 for another failure once the restarts are used
-    up; 128 + signal (130 for Ctrl-C) when stopped. ``prepare`` readies the data before there is any rank (default: that of ``unisono.build``).
+    up; 128 + signal (130 for Ctrl-C) when stopped. ``prepare`` readies the data before there is any rank (default:
+    that of ``unisono.build``).
     Raises UserError for what is found before ranks exist.
     """
     config = loaded.config

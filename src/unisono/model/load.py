@@ -5,6 +5,7 @@ Loading is memory-mapped (safetensors): ranks of one host share the file's pages
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,9 @@ def add_adapters(model: Any, section: LoraSection, seed: int) -> torch.nn.Module
         target_modules=section.targets,
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        # peft asks transformers under a name that is going away; nothing for the person to do
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
         adapted: torch.nn.Module = get_peft_model(model, settings)
         for parameter in adapted.parameters():
             if parameter.requires_grad:
