@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from support.runs import (
     updates_of,
     weights_of,
 )
+from unisono.checkpoint.manifest import verify
 
 LORA = {"model": {"lora": {"rank": 4, "alpha": 8.0, "dropout": 0.1}}}
 WHAT_MAY_DIFFER = {"seconds", "tokens_per_second", "seconds_by_cause"}
@@ -60,6 +62,32 @@ def test_killed_and_resumed_is_bitwise_the_same(
     assert_same_weights(tmp_path / "run", whole(world))
     assert numbers(tmp_path / "run") == numbers(whole(world))
     assert ids_of(tmp_path / "run") == ids_of(whole(world))
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(tiny: Path, tmp_path: Path, whole: Callable[[int], Path]) -> None:
+    file = make_run(tmp_path, tiny)
+    train_until_killed(2, file, 5)
+    damaged = tmp_path / "run/checkpoints/update-00000004"
+    os.truncate(damaged / "__1_0.distcp", 1000)
+    said = train_whole(2, file)
+    assert "ignored update-00000004: __1_0.distcp has 1000 bytes, its manifest says" in said
+    assert "resumed update-00000002: 2 of 6 updates are done" in said
+    assert_same_weights(tmp_path / "run", whole(2))
+    assert numbers(tmp_path / "run") == numbers(whole(2))
+    verify(damaged)  # written anew, whole
+
+
+def test_a_named_checkpoint_is_taken_or_refused(tiny: Path, tmp_path: Path, whole: Callable[[int], Path]) -> None:
+    file = make_run(tmp_path, tiny)
+    there = whole(1) / "checkpoints"
+    said = train_whole(1, file, f"checkpoint.resume={there}/update-00000004")
+    assert "resumed update-00000004: 4 of 6" in said
+    assert_same_weights(tmp_path / "run", whole(1))
+    damaged = tmp_path / "damaged"
+    shutil.copytree(there / "update-00000004", damaged)
+    (damaged / ".metadata").unlink()
+    with pytest.raises(RankFailed, match=r"OutputError: .*damaged: \.metadata is missing"):
+        train_whole(1, file, f"checkpoint.resume={damaged}", f"run.output_dir={tmp_path}/other")
 
 
 @pytest.mark.parametrize("variant", ["lora", "sgd", "fp16"])
