@@ -44,6 +44,10 @@ def arguments() -> argparse.Namespace:
 def job_of(name: str, args: argparse.Namespace, model: str, folder: Path, chats: Path, prompts: Path) -> Job:
     """Say what the contestant is to do."""
     contestant = CONTESTANTS[name]
+    by_count = not (contestant.launches or contestant.packed)
+    if by_count and args.global_size % (contestant.micro_size * args.ranks):
+        size = f"micro-batch {contestant.micro_size} x {args.ranks} processes"
+        raise SystemExit(f"error: --global-size {args.global_size} is not a multiple of {size}, which {name} needs")
     folder.mkdir()
     return Job(
         contestant=name,

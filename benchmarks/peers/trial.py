@@ -47,7 +47,11 @@ def run_trial(contestant: Contestant, job: Job, number: int, limit_seconds: floa
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        code, peak_bytes = _wait(process, limit_seconds)
+        try:
+            code, peak_bytes = _wait(process, limit_seconds)
+        except BaseException:  # whatever ends the driver ends the trial: no rank trains on alone
+            _stop(process)
+            raise
     text = log.read_text(errors="replace")
     answers = [line[len(RESULT) :] for line in text.splitlines() if line.startswith(RESULT)]
     if code or not answers:
@@ -94,6 +98,7 @@ def _environment(contestant: Contestant, job: Job) -> dict[str, str]:
     variables.pop("LD_PRELOAD", None)
     if contestant.preloaded and not contestant.launches:
         variables["LD_PRELOAD"] = str(mimalloc())
+        variables["MIMALLOC_PURGE_DELAY"] = "-1"  # its best: pages that are free for a second are kept nevertheless
     return variables
 
 
@@ -109,7 +114,6 @@ def _wait(process: subprocess.Popen[bytes], limit_seconds: float) -> tuple[int, 
             process.returncode = os.waitstatus_to_exitcode(status)
             return process.returncode, usage.ru_maxrss * 1024
         if time.monotonic() > deadline:
-            _stop(process)
             raise SystemExit(f"error: a trial took longer than {limit_seconds:.0f} seconds and was stopped")
         time.sleep(0.2)
 
