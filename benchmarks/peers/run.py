@@ -6,6 +6,8 @@ python run.py --data gsm8k_train.jsonl [--only NAME ...] [--precision bf16] [--r
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -71,6 +73,7 @@ def job_of(name: str, args: argparse.Namespace, model: str, folder: Path, chats:
 def main() -> None:
     """Let the contestants take turns; results are written after every trial."""
     args = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that the running trial is ended too
     model = str(resolve_model(args.model))
     setting = Setting(
         model=Path(model).name,

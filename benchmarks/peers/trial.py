@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -119,10 +120,12 @@ def _wait(process: subprocess.Popen[bytes], limit_seconds: float) -> tuple[int, 
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask the launcher to stop its ranks, then end what is left."""
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(60)
-    except subprocess.TimeoutExpired:
+    """Ask the launcher to stop its ranks; a minute later end what is left of the trial's processes."""
+    deadline = time.monotonic() + 60
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        while time.monotonic() < deadline:
+            process.poll()
+            os.killpg(process.pid, 0)  # raises once the group has nobody left
+            time.sleep(0.2)
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
