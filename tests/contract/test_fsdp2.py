@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -73,6 +74,27 @@ def test_b14_norm_is_that_of_all_shards(tiny: Path) -> None:
         moved = [trace.parameters[name] - value for name, value in start.parameters.items()]
         length = float(np.sqrt(sum(float((m.astype(np.float64) ** 2).sum()) for m in moved)))
         assert length == pytest.approx(0.1 * 0.1, rel=1e-4)
+
+
+def count_exchanges(rank: int, world: int, folder: Path, settings: Settings) -> int:
+    """Train and count the reduce-scatters."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counter(TorchDispatchMode):
+        num_exchanges = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.num_exchanges += "reduce_scatter" in str(func)
+            return func(*args, **(kwargs or {}))
+
+    with Counter() as counter:
+        train_updates(rank, world, folder, settings)
+    return counter.num_exchanges
+
+
+def test_gradients_are_exchanged_once_an_update(tiny: Path) -> None:
+    """For each of two blocks and for the rest, though there are four micro-batches."""
+    assert run_ranks(count_exchanges, 2, tiny, replace(SHARDED, micro_size=1)) == [3, 3]
 
 
 def train_with_own_seed(rank: int, world: int, folder: Path, *runs: Settings) -> list[Trace]:
@@ -198,44 +220,41 @@ def pss_bytes() -> int:
 def load_and_measure(rank: int, world: int, warm: Path, folder: Path) -> int:
     """Load a model as a run does; returns by how much the proportional set size rose at most.
 
-    It is read before and after sharding, and after every 30th tensor: reading it takes 20 ms.
+    It is read after every fourth block that is sharded and every 30th tensor that is read: reading it takes 20 ms.
     """
     import torch
 
     from unisono import dist
     from unisono.build import load_and_shard
-    from unisono.config.schema import ModelSection
+    from unisono.config.schema import ModelSection, StrategySection
     from unisono.model import stream
-    from unisono.strategy.fsdp2.apply import Fsdp2
+    from unisono.strategy import choose
+    from unisono.strategy.fsdp2 import apply
 
     place = dist.find_world()
     dist.join(place, 30)
     sizes: list[int] = []
-    num_read = itertools.count(1)
-    read = stream._read
 
-    class Measured(Fsdp2):
-        def shard(self, model: torch.nn.Module) -> torch.nn.Module:
-            sizes.append(pss_bytes())
-            sharded = super().shard(model)
-            sizes.append(pss_bytes())
-            return sharded
+    def measured(function: Callable[..., Any], every: int) -> Callable[..., Any]:
+        calls = itertools.count(1)
 
-    def read_and_measure(*args: Any) -> None:
-        read(*args)
-        if next(num_read) % 30 == 0:
-            sizes.append(pss_bytes())
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            if next(calls) % every == 0:
+                sizes.append(pss_bytes())
+            return result
+
+        return call
 
     def load(path: Path) -> Any:
-        section, strategy = ModelSection(path=str(path)), Measured(unused="refuse")
+        section, strategy = ModelSection(path=str(path)), choose(StrategySection(name="fsdp2"), world)
         return load_and_shard(section, path, strategy, place, weights=torch.float32, seed=1)
 
     load(warm)  # so that what a first load imports and unshares is not counted
     gc.collect()
     dist.wait_for_all()
     before = pss_bytes()
-    sizes.clear()
-    stream._read = read_and_measure
+    apply.fully_shard, stream._read = measured(apply.fully_shard, 4), measured(stream._read, 30)
     model = load(folder)
     dist.wait_for_all()
     sizes.append(pss_bytes())
