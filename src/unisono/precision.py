@@ -60,19 +60,20 @@ class Precision:
         """Divide the gradients back, once per update, before their norm is measured."""
         self._scaler.unscale_(optimizer)
 
-    def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Step, unless fp16 gradients overflowed; returns whether it stepped. The scale then halves or grows."""
-        before = self._scaler.get_scale()
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step with gradients that are finite on every rank; the loss scale may grow."""
         self._scaler.step(optimizer)
         self._scaler.update()
-        return self._scaler.get_scale() >= before
 
-    def skip(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Leave this update out: forget the gradients, lower the scale as after an overflow; returns False."""
+    def skip(self, optimizer: torch.optim.Optimizer) -> None:
+        """Leave this update out: forget the gradients; the loss scale backs off and begins to count anew.
+
+        The caller decides by the global norm: with sharded gradients a rank's own share may look finite.
+        """
+        optimizer.zero_grad(set_to_none=True)
         if self._scaler.is_enabled():
             self._scaler.update(self._scaler.get_scale() * self._scaler.get_backoff_factor())
-        optimizer.zero_grad(set_to_none=True)
-        return False
+            self._scaler.load_state_dict(self._scaler.state_dict() | {"_growth_tracker": 0})
 
     def state(self) -> dict[str, float]:
         """Return scale and growth counter (empty unless fp16)."""

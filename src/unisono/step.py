@@ -75,10 +75,17 @@ def take_update(
     precision.unscale(optimizer)
     norm = strategy.clip(max_grad_norm)
     set_rate(optimizer, rate)
-    overflow_has_an_answer = precision.compute == "fp16"
-    is_sound = math.isfinite(mean) and (math.isfinite(norm) or overflow_has_an_answer)
-    stepped = precision.step(optimizer) if is_sound else precision.skip(optimizer)
-    return UpdateResult(mean, norm, stepped, is_sound, bad_ranks, save_wanted=bool(everyone[0][1]))
+    can_step = math.isfinite(mean) and math.isfinite(norm)
+    (precision.step if can_step else precision.skip)(optimizer)
+    overflow_has_an_answer = precision.compute == "fp16" and math.isfinite(mean)
+    return UpdateResult(
+        loss=mean,
+        grad_norm=norm,
+        stepped=can_step,
+        is_sound=can_step or overflow_has_an_answer,
+        bad_ranks=bad_ranks,
+        save_wanted=bool(everyone[0][1]),
+    )
 
 
 @torch.no_grad()
