@@ -74,6 +74,8 @@ def main() -> None:
     """Let the contestants take turns; results are written after every trial."""
     args = arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that the running trial is ended too
+    if not args.data.is_file():
+        raise SystemExit(f"error: there is no file {args.data} (--data, or DATA= of make)")
     model = str(resolve_model(args.model))
     setting = Setting(
         model=Path(model).name,
