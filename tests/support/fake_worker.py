@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,6 +66,12 @@ def fail_once(marker: str) -> None:
         raise ValueError("a passing fault")
 
 
+def copy(folders: str) -> None:
+    """Copy a folder: ``from>to``."""
+    source, target = folders.split(">")
+    shutil.copytree(source, target, dirs_exist_ok=True)
+
+
 def deaf(_: str) -> None:
     """Do not end when told."""
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -87,6 +94,7 @@ VERBS = {
     "fail": fail,
     "fail_once": fail_once,
     "refuse": refuse,
+    "copy": copy,
     "deaf": deaf,
     "helper": helper,
     "die": die,

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from unisono.checkpoint.manifest import Manifest, candidates
 from unisono.config.check import check_machine, check_world
 from unisono.config.load import Loaded
 from unisono.config.schema import RunConfig
@@ -79,10 +80,14 @@ def _supervise(config: RunConfig, command: Sequence[str], ranks: int) -> int:
     """Start the ranks, again after a fault while restarts are left, and return the exit code."""
     from unisono.launch.agent import Stopped, stop_signals
 
+    was_empty = not _has_checkpoints(config)
     try:
         with stop_signals():
             for restarts in range(config.launch.max_restarts + 1):
-                code = _attempt(config, command, ranks, restarts)
+                # a restart goes on from what this very launch has saved, whatever checkpoint.resume told the first
+                goes_on = restarts > 0 and was_empty and _has_checkpoints(config)
+                resume = ["checkpoint.resume=auto"] if goes_on else []
+                code = _attempt(config, [*command, *resume], ranks, restarts)
                 if code is not None:
                     return code
     except Stopped as stop:
@@ -91,6 +96,12 @@ def _supervise(config: RunConfig, command: Sequence[str], ranks: int) -> int:
     finally:
         _show_cursor()
     raise AssertionError("the last attempt has no exit code")
+
+
+def _has_checkpoints(config: RunConfig) -> bool:
+    """Tell whether there is a finished checkpoint in the run folder; the ranks judge whether it is sound."""
+    folder = Path(config.run.output_dir) / "checkpoints"
+    return any(isinstance(manifest, Manifest) for _, manifest in candidates(folder))
 
 
 def _attempt(config: RunConfig, command: Sequence[str], ranks: int, restarts: int) -> int | None:
