@@ -106,6 +106,12 @@ def restore(
 ) -> TrainState:
     """Collective. Load a verified checkpoint into model and optimizer; refuse settings that differ unless allowed."""
     manifest = read(folder)
+    unknown = sorted(set(allow_changes) - settings.keys())
+    if unknown:
+        raise ConfigError(
+            f"{', '.join(unknown)}: no such setting is compared; these are: {', '.join(sorted(settings))}",
+            where="checkpoint.allow_changes",
+        )
     changed = compare_settings(
         *({k: v for k, v in s.items() if k not in allow_changes} for s in (manifest.settings, settings))
     )

@@ -18,7 +18,7 @@ from unisono.checkpoint.save import save_checkpoint
 from unisono.config.check import check, check_output_dir, check_world
 from unisono.config.load import Loaded, load
 from unisono.data.loader import Loader, UpdateBatch
-from unisono.errors import NonFiniteError
+from unisono.errors import ConfigError, NonFiniteError
 from unisono.metrics.display import Display
 from unisono.metrics.record import Spans
 from unisono.model.save import full_state, save_model
@@ -230,6 +230,8 @@ def _silent(_: str) -> None:
 
 def start(arguments: list[str]) -> None:
     """Read the run file and the overrides of the command line, check them, and run."""
+    if not arguments:
+        raise ConfigError("no run file is named", hint="python -m unisono.train RUN.yaml [section.key=value ...]")
     loaded = load(Path(arguments[0]), arguments[1:])
     check(loaded.config)
     main(loaded)

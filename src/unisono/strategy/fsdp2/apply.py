@@ -77,7 +77,7 @@ class Fsdp2:
 
     def describe(self) -> dict[str, object]:
         """Say into how many groups and over how many ranks the parameters are cut."""
-        return {"strategy": self.name, "ranks": find_world().size, "groups": self._num_groups}
+        return {"name": self.name, "ranks": find_world().size, "groups": self._num_groups}
 
     def _sharded(self) -> FSDPModule:
         assert self._root is not None, "shard comes first"
