@@ -25,9 +25,10 @@ from support.runs import (
     updates_of,
     weights_of,
 )
-from unisono.checkpoint.manifest import verify
+from unisono.checkpoint.manifest import read, verify
 
 LORA = {"model": {"lora": {"rank": 4, "alpha": 8.0, "dropout": 0.1}}}
+VALIDATED = {"data": {"validation": 0.2}, "validate": {"every": 2}}
 WHAT_MAY_DIFFER = {"seconds", "tokens_per_second", "seconds_by_cause"}
 
 
@@ -44,7 +45,7 @@ def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int
     def run(world: int) -> Path:
         if world not in runs:
             folder = tmp_path_factory.mktemp(f"whole{world}")
-            train_whole(world, make_run(folder, tiny))
+            train_whole(world, make_run(folder, tiny, **VALIDATED))
             runs[world] = folder / "run"
         return runs[world]
 
@@ -55,17 +56,23 @@ def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int
 def test_killed_and_resumed_is_bitwise_the_same(
     tiny: Path, tmp_path: Path, whole: Callable[[int], Path], world: int
 ) -> None:
-    file = make_run(tmp_path, tiny)
+    file = make_run(tmp_path, tiny, **VALIDATED)
     train_until_killed(world, file, 5)
     assert checkpoint_names(tmp_path / "run") == ["update-00000002", "update-00000004"]
     assert "resumed update-00000004: 4 of 6 updates are done" in train_whole(world, file)
     assert_same_weights(tmp_path / "run", whole(world))
     assert numbers(tmp_path / "run") == numbers(whole(world))
+    assert sum(line.get("kind") == "validation" for line in numbers(whole(world))) == 3
     assert ids_of(tmp_path / "run") == ids_of(whole(world))
+    ours, reference = (read(run / "checkpoints/update-00000006") for run in (tmp_path / "run", whole(world)))
+    assert ours.state == reference.state
+    assert ours.state["best_validation_loss"] == min(
+        line["loss"] for line in numbers(whole(world)) if line.get("kind") == "validation"
+    )
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(tiny: Path, tmp_path: Path, whole: Callable[[int], Path]) -> None:
-    file = make_run(tmp_path, tiny)
+    file = make_run(tmp_path, tiny, **VALIDATED)
     train_until_killed(2, file, 5)
     damaged = tmp_path / "run/checkpoints/update-00000004"
     os.truncate(damaged / "__1_0.distcp", 1000)
@@ -78,7 +85,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(tiny: Path, tmp_path: Path, 
 
 
 def test_a_named_checkpoint_is_taken_or_refused(tiny: Path, tmp_path: Path, whole: Callable[[int], Path]) -> None:
-    file = make_run(tmp_path, tiny)
+    file = make_run(tmp_path, tiny, **VALIDATED)
     there = whole(1) / "checkpoints"
     said = train_whole(1, file, f"checkpoint.resume={there}/update-00000004")
     assert "resumed update-00000004: 4 of 6" in said
@@ -122,7 +129,7 @@ def train_fp16(rank: int, world: int, *args: Any) -> str:
 def test_other_numbers_of_processes_train_the_same_samples(
     tiny: Path, tmp_path: Path, whole: Callable[[int], Path]
 ) -> None:
-    file = make_run(tmp_path, tiny)
+    file = make_run(tmp_path, tiny, **VALIDATED)
     run = tmp_path / "run"
     train_until_killed(2, file, 3)
     train_until_killed(1, file, 5)
@@ -172,21 +179,18 @@ def test_b61_the_rate_goes_on(tiny: Path, tmp_path: Path) -> None:
     assert longer[5:] != expected[5:8] and longer[:5] == expected[:5]
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "optim.lr=0.02",
-        "optim.lr_scaling=linear optim.lr_reference_batch=1",
-        "run.seed=1",
-        "batch.global_size=4",
-        "data.max_length=64",
-    ],
-)
-def test_a_changed_run_is_refused(tiny: Path, tmp_path: Path, override: str) -> None:
+def test_a_changed_run_is_refused(tiny: Path, tmp_path: Path) -> None:
     file = make_run(tmp_path, tiny, length={"updates": 2})
     train_until_killed(1, file, 2, "checkpoint.every=1")
-    with pytest.raises(RankFailed, match=r"ConfigError: .*saved with other settings"):
-        train_whole(1, file, *override.split())
+    for setting, change in {
+        "optim.lr": "optim.lr=0.02",
+        "optim.lr_scaling": "optim.lr_scaling=linear optim.lr_reference_batch=1",
+        "run.seed": "run.seed=1",
+        "batch.global_size": "batch.global_size=4",
+        "data": "data.max_length=64",
+    }.items():
+        with pytest.raises(RankFailed, match=rf"ConfigError: .*saved with other settings[\s\S]* {setting}: .* then, "):
+            train_whole(1, file, *change.split())
 
 
 def test_adapters_belong_to_their_base(tiny: Path, tiny_tied: Path, tmp_path: Path) -> None:
@@ -208,15 +212,17 @@ def test_adapters_of_another_shape_are_named(tiny: Path, tmp_path: Path) -> None
         train_whole(1, file, 'model.lora.targets=["k_proj"]', 'checkpoint.allow_changes=["model.lora"]')
 
 
-@pytest.mark.parametrize("written", ["~/a b/out", "$HOME/ä ö/läuf/", "relative/out"])
-def test_b72_resume_finds_the_folder(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str) -> None:
+@pytest.mark.parametrize(("world", "written"), [(2, "~/a b/out"), (1, "$HOME/ä ö/läuf/"), (1, "relative/out")])
+def test_b72_resume_finds_the_folder(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: int, written: str
+) -> None:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.chdir(home)
     file = make_run(tmp_path, tiny, run={"output_dir": written}, length={"updates": 3}, checkpoint={"every": 1})
     with pytest.raises(RankFailed, match="died"):
-        run_ranks(run_training, 2, file, (), 2, env={"HOME": str(home)})
-    said = run_ranks(run_training, 2, file, env={"HOME": str(home)})[0]
+        run_ranks(run_training, world, file, (), 2, env={"HOME": str(home)})
+    said = run_ranks(run_training, world, file, env={"HOME": str(home)})[0]
     assert "resumed update-00000001" in said
     expected = home / written.replace("~/", "").replace("$HOME/", "")
     assert f"the model is in {expected}/model" in said
