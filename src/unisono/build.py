@@ -17,7 +17,7 @@ from unisono.data.prepare import prepare as prepare_data
 from unisono.data.spread import CostModel
 from unisono.dist import World
 from unisono.loss import TrainingModel
-from unisono.model.facts import Facts, read_facts
+from unisono.model.facts import Facts, read_facts, sample_tokens
 from unisono.model.load import base_model, load_model, resolve_model
 from unisono.model.stream import fill, is_hollow
 from unisono.optim import build_optimizer, peak_rate
@@ -43,8 +43,7 @@ def prepare(config: RunConfig) -> Inputs:
     """Resolve the model and prepare the data; the launcher calls it first, then every rank finds it done."""
     folder = resolve_model(config.model.path)
     facts = read_facts(folder)
-    longest = config.data.max_length
-    max_length = facts.context_tokens if longest == "auto" else longest
+    max_length = sample_tokens(config.data.max_length, facts)
     data = prepare_data(config.data, folder, max_length=max_length, trust_remote_code=config.model.trust_remote_code)
     return Inputs(folder, facts, data)
 

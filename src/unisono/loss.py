@@ -19,7 +19,7 @@ from unisono.errors import ModelError
 
 CHUNK_BYTES = 32 * 2**20  # of fp32 logits; larger chunks gain nothing on CPU, smaller ones starve a GPU
 PROBE_LENGTHS = (5, 7)
-TOLERANCE = 1e-3
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}  # of the largest logit; bf16 keeps 8 bits of a number
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,8 @@ def verify(model: TrainingModel, *, packed: bool, device: torch.device) -> None:
     alone = [
         model.logits(model.hidden(document, place, (document.shape[1],))) for document, place in zip(documents, places)
     ]
-    _refuse_different(alone, own, f"the loss head computes other logits than {name} itself")
+    tolerance = TOLERANCES[causal_lm.get_output_embeddings().weight.dtype]
+    _refuse_different(alone, own, f"the loss head computes other logits than {name} itself", tolerance=tolerance)
     if packed:
         row = model.logits(model.hidden(ids, torch.cat(places, 1), PROBE_LENGTHS))
         _refuse_different(
@@ -214,6 +215,7 @@ def verify(model: TrainingModel, *, packed: bool, device: torch.device) -> None:
             own,
             f"packed documents see each other in {name}",
             "data.pack",
+            tolerance=tolerance,
         )
     causal_lm.train(was_training)
 
@@ -229,11 +231,16 @@ def _own_logits(causal_lm: Any, ids: torch.Tensor, document_attention: bool) -> 
 
 
 def _refuse_different(
-    ours: Sequence[torch.Tensor], own: Sequence[torch.Tensor], what: str, where: str = "model.path"
+    ours: Sequence[torch.Tensor],
+    own: Sequence[torch.Tensor],
+    what: str,
+    where: str = "model.path",
+    *,
+    tolerance: float,
 ) -> None:
     error = max(float((a - b).abs().max() / b.abs().max().clamp_min(1e-6)) for a, b in zip(ours, own))
-    if not error <= TOLERANCE:
+    if not error <= tolerance:
         hint = "set data.pack=false" if where == "data.pack" else "this model cannot be trained by this version"
         raise ModelError(
-            f"{what}: largest relative difference {error:.2g}, allowed {TOLERANCE:g}", where=where, hint=hint
+            f"{what}: largest relative difference {error:.2g}, allowed {tolerance:g}", where=where, hint=hint
         )

@@ -19,7 +19,7 @@ def multiplies_bf16(device: torch.device) -> bool:
     return bool(torch.cpu._is_amx_tile_supported())  # torch has no public name for it up to 2.13
 
 
-def choose(compute: str, device: torch.device) -> tuple[str, str]:
+def choose(compute: str, device: torch.device, weights: str = "fp32") -> tuple[str, str]:
     """Resolve ``precision.compute`` for the device; returns the format and the reason, to be said aloud.
 
     fp16 on a CPU is refused: its products are emulated and its range needs a loss scale for nothing.
@@ -32,6 +32,8 @@ def choose(compute: str, device: torch.device) -> tuple[str, str]:
         )
     if compute != "auto":
         return compute, "as asked"
+    if weights == "bf16":
+        return "bf16", "auto: the weights are kept in bf16"
     hardware = "GPU" if device.type == "cuda" else "CPU"
     if multiplies_bf16(device):
         return "bf16", f"auto: this {hardware} multiplies bf16 in hardware"

@@ -81,7 +81,8 @@ def open_run_folder(loaded: Loaded, *, rank: int, world: int, update: int) -> Ru
     path.mkdir(parents=True, exist_ok=True)
     files = [path / "events" / f"rank{rank}.jsonl"]
     if rank == 0:
-        absent = [f for f in path.glob("events/rank*.jsonl") if int(f.stem.removeprefix("rank")) >= world]
+        others = [(f.stem.removeprefix("rank"), f) for f in path.glob("events/rank*.jsonl")]
+        absent = [f for number, f in others if number.isdecimal() and int(number) >= world]
         files += [path / "metrics.jsonl", path / "samples.jsonl", *absent]  # ranks of a larger world, not here now
     for file in files:
         cut_after(file, update)

@@ -39,7 +39,7 @@ def main(loaded: Loaded) -> None:
     config = loaded.config
     world = dist.find_world()
     check_world(config, world.size)
-    compute, reason = choose(config.precision.compute, world.device)
+    compute, reason = choose(config.precision.compute, world.device, config.precision.weights)
     if world.is_first:
         check_output_dir(Path(config.run.output_dir))
         lock(config.run.output_dir)

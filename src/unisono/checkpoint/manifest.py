@@ -87,7 +87,12 @@ def read(folder: Path) -> Manifest:
             raise CheckpointError(f"its manifest is not of format {FORMAT}", where=str(file))
         if not values["files"]:
             raise CheckpointError("its manifest names no files", where=str(file))
-        return Manifest(**values)
+        manifest = Manifest(**values)
+        if type(manifest.update) is not int or not all(
+            {"bytes", "sha256"} <= facts.keys() for facts in manifest.files.values()
+        ):
+            raise CheckpointError("its manifest is not one of ours", where=str(file))
+        return manifest
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"its manifest cannot be read: {error}", where=str(file)) from None
 

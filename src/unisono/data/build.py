@@ -146,12 +146,14 @@ def first_shape(job: Job) -> Shape:
     """Return the shape that is asked for, or recognise that of the first readable record."""
     if job.shape != "auto":
         return job.shape
+    first = ""
     for path in job.files:
         for raw in read_records(path):
             if raw.value is not None:
                 return recognise(raw.value, f"{path}:{raw.line}")
+            first = first or f"; the first one: {path}:{raw.line}: {raw.problem}"
     places = ", ".join(map(str, job.files))
-    raise DataError("no record that is a JSON object: 0 samples", where=places)
+    raise DataError(f"no record that is a JSON object: 0 samples{first}", where=places)
 
 
 def _entries(job: Job, shape: Shape, tally: _Tally, progress: Progress) -> Iterator[_Entry]:

@@ -139,5 +139,5 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"the tokenizer cannot be loaded: {error}", where=str(folder)) from error
+    except (OSError, ValueError, LookupError, TypeError) as error:  # the last two: files that lack what they must hold
+        raise ModelError(f"the tokenizer cannot be loaded: {error!r}", where=str(folder)) from error

@@ -84,12 +84,13 @@ def load(trained: Trained, dtype: str) -> tuple[Any, Any]:
 
 
 def _load_transformers(name: str, trained: Trained, dtype: str) -> Any:
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         return AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         if trained.base is None:
             raise ModelError(f"the model cannot be loaded: {error}", where=name) from error
         raise ModelError(

@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 
+from unisono.errors import OutputError
+
 
 class JsonLines:
     """A file of JSON lines, opened for appending; each line reaches the file as it is written."""
@@ -30,16 +32,23 @@ class JsonLines:
 
 
 def cut_after(file: Path, update: int) -> None:
-    """Drop the lines of updates after ``update`` (they will be done again) and a torn last line; by one rename."""
+    """Drop the lines of updates after ``update`` (they will be done again) and a torn last line; by one rename.
+
+    Raises OutputError for a line that no run has written.
+    """
     if not file.is_file():
         return
     kept = []
-    for line in file.read_bytes().splitlines():
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
         try:
             if orjson.loads(line)["update"] <= update:
                 kept.append(line + b"\n")
         except orjson.JSONDecodeError:
             break
+        except (KeyError, TypeError):
+            raise OutputError(
+                "this is not a line of a run", where=f"{file}:{number}", hint="choose another run.output_dir"
+            ) from None
     private = file.with_name(f".{file.name}.tmp")
     private.write_bytes(b"".join(kept))
     os.replace(private, file)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from unisono.errors import ModelError
+from unisono.errors import ConfigError, ModelError
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ def read_facts(folder: Path) -> Facts:
         config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelError(f"config.json is not JSON: {error}", where=str(file)) from None
+    if not isinstance(config, dict):
+        raise ModelError("config.json is not an object", where=str(file))
     text: dict[str, Any] = config.get("text_config") or config
     return Facts(
         context_tokens=_number(text, file, "max_position_embeddings", "n_positions", "n_ctx"),
@@ -40,6 +42,19 @@ def read_facts(folder: Path) -> Facts:
         num_layers=_number(text, file, "num_hidden_layers", "n_layer", "num_layers"),
         vocabulary=_number(text, file, "vocab_size"),
     )
+
+
+def sample_tokens(max_length: int | Literal["auto"], facts: Facts) -> int:
+    """Return the most tokens of a sample: ``data.max_length``, which must fit the model, or the model's context."""
+    if max_length == "auto":
+        return facts.context_tokens
+    if max_length > facts.context_tokens:
+        raise ConfigError(
+            f"data.max_length is {max_length} but the model's context is {facts.context_tokens}",
+            where="data.max_length",
+            hint=f"use data.max_length=auto, or at most {facts.context_tokens}",
+        )
+    return max_length
 
 
 def _number(config: dict[str, Any], file: Path, *names: str) -> int:

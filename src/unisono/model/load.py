@@ -77,6 +77,7 @@ def load_model(
     ``hollow``: leave the weights out, for ``stream.fill`` to read after sharding, if the files allow it.
     Returns a transformers model, or a peft model around it.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -90,7 +91,7 @@ def load_model(
         model: torch.nn.Module | None = stream.hollow_model(folder, **settings) if hollow else None
         if model is None or not stream.can_stream(model, folder):
             model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **settings)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(
             f"{folder} cannot be loaded as a causal language model: {error}", where="model.path"
         ) from error

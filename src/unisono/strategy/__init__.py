@@ -10,11 +10,11 @@ from unisono.strategy.contract import Strategy
 def choose(section: StrategySection, world: int) -> Strategy:
     """Return the strategy of the run; auto = single for one rank, else ddp."""
     name = ("single" if world == 1 else "ddp") if section.name == "auto" else section.name
+    if world == 1 and name != "single":
+        raise ConfigError(
+            f"strategy.name is {name}, but there is one rank", where="strategy.name", hint="use strategy.name=auto"
+        )
     if name == "fsdp2":
-        if world == 1:
-            raise ConfigError(
-                "strategy.name is fsdp2, but there is one rank", where="strategy.name", hint="use strategy.name=auto"
-            )
         from unisono.strategy.fsdp2.apply import Fsdp2
 
         return Fsdp2(unused=section.unused_parameters)
