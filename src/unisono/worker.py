@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import faulthandler
 import json
 import os
@@ -25,6 +26,7 @@ from unisono.errors import UnisonoError
 
 LAUNCHER_PID = "UNISONO_LAUNCHER_PID"
 INTERRUPTED = 130
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -72,6 +74,11 @@ def _run(main: Callable[[], object]) -> int:
         return _system_exit(leaving)
     except UnisonoError as error:
         return _report(str(error), error.exit_code, plain=True)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            return _report(traceback.format_exc(), 1, plain=False)
+        what = f"{error.filename or 'a file of the run'} cannot be written: {error.strerror}"
+        return _report(f"{what}\n  hint: make room; the run then goes on from its newest checkpoint", 1, plain=True)
     except BaseException:  # noqa: BLE001 - the edge of the process: whatever it was is told, and the process ends
         return _report(traceback.format_exc(), 1, plain=False)
     return 0

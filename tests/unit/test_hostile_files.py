@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import orjson
@@ -17,6 +19,7 @@ from unisono.loss import TrainingModel
 from unisono.metrics.record import cut_after
 from unisono.model.facts import read_facts, sample_tokens
 from unisono.model.load import load_model
+from unisono.model.save import full_state, save_model
 from unisono.precision import choose as choose_precision
 from unisono.strategy import choose as choose_strategy
 
@@ -93,3 +96,24 @@ def test_lines_of_somebody_else_are_not_cut(line: str, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"metrics.jsonl:2: this is not a line of a run"):
         cut_after(file, 1)
     assert line in file.read_text()
+
+
+def test_a_model_that_cannot_be_written(tiny: Path, tmp_path: Path) -> None:
+    """A file in the way stands for a disk without room; nothing half-written is left."""
+    causal_lm = load_model(ModelSection(path=str(tiny)), tiny, weights=torch.float32, seed=0)
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(OutputError, match=r"the model cannot be written: [\s\S]*hint: make room"):
+        save_model(causal_lm, tiny, tmp_path / "run/model", base="", state=full_state(causal_lm, keeps=True))
+
+
+def test_a_full_disk_is_told_in_plain_words(tmp_path: Path) -> None:
+    """By the rank, wherever it was writing; as exit code 1, since a restart may find room."""
+    (tmp_path / "full.py").write_text(
+        "import errno\nfrom unisono.worker import run_worker\n\n"
+        "def main():\n    raise OSError(errno.ENOSPC, 'No space left on device')\n\nrun_worker(main)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "full.py")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: a file of the run cannot be written: No space left on device\n  hint: make")

@@ -46,7 +46,11 @@ def save_checkpoint(
     except (CheckpointException, OSError) as error:
         if world.is_first:
             shutil.rmtree(private, ignore_errors=True)
-        raise CheckpointError(f"saving update {manifest.update} failed: {error}", where=str(private)) from error
+        raise CheckpointError(
+            f"saving update {manifest.update} failed: {_reason(error)}",
+            where=str(private),
+            hint="older checkpoints are as they were; make room if the disk is full, and start the run again",
+        ) from error
 
     def publish() -> None:
         seal(private, manifest)
@@ -55,6 +59,13 @@ def save_checkpoint(
 
     _together(world.is_first, publish, f"cannot publish {target}")
     return target
+
+
+def _reason(error: CheckpointException | OSError) -> str:
+    """Say what each rank met; torch's own words hold whole stacks of frames."""
+    if isinstance(error, OSError):
+        return str(error)
+    return "; ".join(f"rank {rank}: {met!r}" for rank, (met, _) in sorted(error.failures.items()))
 
 
 def _together(acts: bool, action: Callable[[], None], what: str) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from unisono.errors import OutputError
+
 TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -45,14 +47,28 @@ def save_model(model: Any, source: Path, folder: Path, *, base: str, state: dict
 
     The weights are those of ``state``, as they were trained. An adapter names ``base``, the model it belongs to.
     """
+    from safetensors import SafetensorError
+
     private = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(private, ignore_errors=True)
-    private.mkdir(parents=True)
     _name_base(model, base)
-    model.save_pretrained(private, state_dict=state)
-    for pattern in (*TOKENIZER_FILES, "generation_config.json"):
-        for file in source.glob(pattern):
-            shutil.copyfile(file, private / file.name)
+    try:
+        private.mkdir(parents=True)
+        model.save_pretrained(private, state_dict=state)
+        for pattern in (*TOKENIZER_FILES, "generation_config.json"):
+            for file in source.glob(pattern):
+                shutil.copyfile(file, private / file.name)
+        _replace(private, folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(private, ignore_errors=True)
+        raise OutputError(
+            f"the model cannot be written: {error}",
+            where=str(folder),
+            hint="make room if the disk is full; the same command then goes on from the last checkpoint",
+        ) from error
+
+
+def _replace(private: Path, folder: Path) -> None:
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
