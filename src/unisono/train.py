@@ -21,6 +21,7 @@ from unisono.data.loader import Loader, UpdateBatch
 from unisono.errors import ConfigError, NonFiniteError
 from unisono.metrics.display import Display
 from unisono.metrics.record import Spans
+from unisono.model.load import base_name
 from unisono.model.save import full_state, save_model
 from unisono.optim import rate
 from unisono.precision import choose
@@ -213,7 +214,13 @@ def finish(run: Run, files: RunFolder) -> None:
     """Collective. Hand over the final model and close the run folder."""
     state = full_state(run.saved, keeps=run.world.is_first)
     if run.world.is_first:
-        save_model(run.saved, run.inputs.folder, files.model, base=run.config.model.path, state=state)
+        save_model(
+            run.saved,
+            run.inputs.folder,
+            files.model,
+            base=base_name(run.config.model.path, run.inputs.folder),
+            state=state,
+        )
         print(f"the model is in {files.model}", flush=True)
     files.close()
     dist.wait_for_all()

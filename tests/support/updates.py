@@ -1,4 +1,4 @@
-"""Train a few updates of a tiny model from samples in memory, on any number of ranks: the heart of equivalence tests."""
+"""Train a few updates of a tiny model from samples in memory, on any number of ranks."""
 
 from __future__ import annotations
 

@@ -193,6 +193,14 @@ def test_adapters_that_match_nothing_are_refused(tiny: Path) -> None:
         load_model(section, tiny, weights=torch.float32, seed=0)
 
 
+def test_an_adapter_finds_its_base_again_from_anywhere(tiny: Path, tmp_path: Path) -> None:
+    from unisono.model.load import base_name
+
+    assert base_name(str(tiny), tiny) == str(tiny.absolute())
+    assert base_name("starter", tiny) == str(tiny.absolute())
+    assert base_name("org/model", tmp_path / "snapshot") == "org/model"
+
+
 def test_all_linear_leaves_the_output_head_alone(tiny: Path) -> None:
     from unisono.config.schema import LoraSection, ModelSection
     from unisono.model.load import load_model

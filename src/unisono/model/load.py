@@ -31,6 +31,11 @@ def resolve_model(path: str) -> Path:
     return _from_hub(path)
 
 
+def base_name(path: str, folder: Path) -> str:
+    """Name the model so that an adapter finds it again from anywhere: a hub id as it is, else the folder, absolute."""
+    return str(folder.absolute()) if path == "starter" or Path(path).is_dir() else path
+
+
 def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
