@@ -30,7 +30,7 @@ def make_files(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not PROBLEMS.is_file(), reason=f"GSM8K is not at {PROBLEMS} (or set UNISONO_GSM8K to its file)")
 def test_the_validation_loss_falls(tmp_path: Path) -> None:
     make_files(tmp_path)

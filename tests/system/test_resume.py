@@ -122,7 +122,7 @@ def train_fp16(rank: int, world: int, *args: Any) -> str:
     """Train with fp16 and its loss scale; on a CPU a person is refused that."""
     from unisono import train
 
-    train.choose = lambda compute, device: ("fp16", "as the test asks")
+    train.choose = lambda *_: ("fp16", "as the test asks")
     return run_training(rank, world, *args)
 
 
@@ -277,7 +277,7 @@ def test_a_second_run_in_the_folder_is_refused(tiny: Path, tmp_path: Path) -> No
     file = make_run(tmp_path, tiny, length={"updates": 1})
     (tmp_path / "run").mkdir()
     with (tmp_path / "run/.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_SH)  # the weakest lock there is: the run must want it for itself alone
         with pytest.raises(RankFailed, match=r"OutputError: .*another process is writing to"):
             train_whole(1, file)
         assert os.listdir(tmp_path / "run") == [".lock"]

@@ -94,11 +94,17 @@ def stop_after_one(folder: Path, base: Path, world: int) -> tuple[Path, Path, Pa
     return file, folder / "whole", start
 
 
-def check_resumed(folder: Path, whole: Path, said: str, resumed: int) -> None:
-    """The run went on from checkpoint ``resumed``, and it is the run that was never killed."""
+def check_resumed(folder: Path, whole: Path, said: str, resumed: int, *, bitwise: bool = True) -> None:
+    """The run went on from checkpoint ``resumed``, and it is the run that was never killed.
+
+    Bit by bit, unless it went on with another number of processes.
+    """
     assert f"resumed update-{resumed:08d}: {resumed} of 3" in said, f"{folder.name}: {said}"
-    assert_same_weights(folder, whole)
-    assert [line["loss"] for line in updates_of(folder)] == [line["loss"] for line in updates_of(whole)]
+    losses, expected = ([line["loss"] for line in updates_of(run)] for run in (folder, whole))
+    if bitwise:
+        assert_same_weights(folder, whole)
+        assert losses == expected
+    assert losses == pytest.approx(expected, rel=0, abs=1e-5)
     assert checkpoint_names(folder) == ["update-00000003"], "leftovers"
 
 
@@ -108,6 +114,7 @@ def ways_to_die(names: Sequence[str]) -> list[tuple[int, bool]]:
     return [(at, False) for at in range(len(names))] + torn
 
 
+@pytest.mark.timeout(300)
 def test_b51_killed_at_every_point_of_a_save_1p(tiny: Path, tmp_path: Path) -> None:
     file, whole, start = stop_after_one(tmp_path, tiny, 1)
     unsound = start / "checkpoints/update-00000002"  # sits on the name that the save wants
@@ -129,6 +136,7 @@ def test_b51_killed_at_every_point_of_a_save_1p(tiny: Path, tmp_path: Path) -> N
         assert ("ignored update-00000002: it has no manifest" in words) == still_there
 
 
+@pytest.mark.timeout(300)
 def test_b51_killed_at_every_point_of_a_save_2p(tiny: Path, tmp_path: Path) -> None:
     file, whole, start = stop_after_one(tmp_path, tiny, 2)
     shutil.copytree(start, tmp_path / "enumerated")
@@ -146,10 +154,18 @@ def test_b51_killed_at_every_point_of_a_save_2p(tiny: Path, tmp_path: Path) -> N
         shutil.copytree(start, folder)
         with pytest.raises(RankFailed, match="died"):
             run_ranks(train_watched, 2, file, folder, victim, at)
-    said = run_ranks(resume_all, 2, file, folders, [free_port() for _ in folders])[0]
+    seen = [tuple(name for name in checkpoint_names(folder) if name[0] != ".") for folder in folders]
+    firsts = [seen.index(names) for names in sorted(set(seen))]
+    assert len(firsts) == 2, "before publishing and after it"
+    others = [k for k in range(len(folders)) if k not in firsts]
+    said = dict(
+        zip(firsts, run_ranks(resume_all, 2, file, [folders[k] for k in firsts], [free_port() for _ in firsts])[0])
+    )
+    said |= dict(zip(others, run_ranks(resume_all, 1, file, [folders[k] for k in others], [0] * len(others))[0]))
     published = names_by_rank[0].index(PUBLISHED)
-    for (victim, at), folder, words in zip(ways, folders, said):
-        check_resumed(folder, whole, words, 2 if victim == 0 and at > published else 1)
+    for k, ((victim, at), folder) in enumerate(zip(ways, folders)):
+        resumed = 2 if victim == 0 and at > published else 1
+        check_resumed(folder, whole, said[k], resumed, bitwise=k in firsts)
 
 
 def check_names(names: Sequence[str]) -> None:
