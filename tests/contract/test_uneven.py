@@ -41,7 +41,7 @@ def test_b04_the_rest_of_an_epoch_is_stepped_with_its_own_divisor(tiny: Path) ->
     (ours,) = run_ranks(train_updates, 1, tiny, seven)[0]
     assert ours.ids == batches
     assert_same_step(ours, expected)
-    assert_same_trace(ours, expected)
+    assert_same_trace(ours, expected, tolerance=1e-5)  # several updates: the contract's bound, as for twenty
     three = Settings(shapes=[(3, 5)] * 3, global_size=4, micro_size=1, shuffle=False)
     (expected,) = run_ranks(plain_steps, 1, tiny, three, [[0, 1, 2]])
     assert_same_step(run_ranks(train_updates, 1, tiny, three)[0][0], expected)
