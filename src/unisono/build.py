@@ -105,7 +105,7 @@ def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
         optimizer=build_optimizer(config.optim, named),
         precision=Precision(compute, world.device),
         order=order,
-        batches=make_batches(config, inputs, inputs.data.train, world, strategy),
+        batches=make_batches(config, inputs, train, world, strategy),
         total=config.length.updates or order.num_updates(config.length.epochs or 1),
         peak=peak_rate(config.optim, batch.global_size),
     )
@@ -134,15 +134,13 @@ def load_and_shard(
 def make_batches(config: RunConfig, inputs: Inputs, store: Store, world: World, strategy: Strategy) -> Batches:
     """Say how a store's samples become this rank's micro-batches."""
     facts = inputs.facts
-    quadratic, head = (
-        1 / (12 * facts.hidden_size),
-        facts.vocabulary / (12 * facts.hidden_size * facts.num_layers),
-    )
+    width = 12 * facts.hidden_size  # see CostModel
+    cost = CostModel(quadratic=1 / width, target=facts.vocabulary / (width * facts.num_layers))
     cut = Cut(config.data.pack, micro_tokens(config, inputs, world), config.batch.micro_size)
     return Batches(
         store,
         cut,
-        CostModel(quadratic, head),
+        cost,
         rank=world.rank,
         world=world.size,
         equal_counts=strategy.forward_is_collective,
@@ -154,7 +152,7 @@ def micro_tokens(config: RunConfig, inputs: Inputs, world: World) -> int:
     if config.batch.micro_tokens != "auto":
         return config.batch.micro_tokens
     longest = int(inputs.data.train.lengths.max())
-    return max(longest, 8192 if world.device.type == "cuda" else 2048)
+    return max(longest, GPU_MICRO_TOKENS if world.device.type == "cuda" else CPU_MICRO_TOKENS)
 
 
 def announce(run: Run, compute: str, say: Callable[[str], None]) -> None:

@@ -12,6 +12,7 @@ It refuses, by name: attention sinks, attention that is not causal, and models t
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Sequence
 from typing import Any
@@ -139,8 +140,9 @@ def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **setting
     return F.scaled_dot_product_attention(query[None], key[None], value[None], **settings)[0]
 
 
+@functools.cache
 def _variable_length_kernel() -> Any:
-    """Return the best variable-length kernel of this installation, or None."""
+    """Return the best variable-length kernel of this installation, or None; looked up once, not in every layer."""
     if importlib.util.find_spec("torch.nn.attention.varlen") is not None:
         return _torch_varlen
     if importlib.util.find_spec("flash_attn") is not None:
