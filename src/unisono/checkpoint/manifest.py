@@ -6,7 +6,6 @@ A checkpoint is chosen by the update number inside its manifest, never by its na
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from unisono.durable import sync, write_synced
 from unisono.errors import CheckpointError
 
 FORMAT = 1
@@ -31,23 +31,6 @@ class Manifest:
     settings: dict[str, Any]
     validation_loss: float | None = None
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames and new names in ``folder`` durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_synced(file: Path, data: bytes) -> None:
-    """Write a file and wait until it is on disk."""
-    with file.open("wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
 
 
 def hash_file(file: Path) -> str:
@@ -72,7 +55,7 @@ def seal(folder: Path, manifest: Manifest) -> Manifest:
     }
     sealed = Manifest(**{**manifest.__dict__, "files": files})
     write_synced(folder / NAME, orjson.dumps({"format": FORMAT, **sealed.__dict__}, option=orjson.OPT_INDENT_2))
-    sync_folder(folder)
+    sync(folder)
     return sealed
 
 

@@ -16,8 +16,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from unisono.checkpoint.manifest import Manifest, candidates, seal, sync_folder
+from unisono.checkpoint.manifest import Manifest, candidates, seal
 from unisono.dist import World, gather
+from unisono.durable import sync
 from unisono.errors import CheckpointError
 
 
@@ -91,7 +92,7 @@ def _rename(private: Path, target: Path) -> None:
     if target.exists():
         os.rename(target, old)
     os.rename(private, target)
-    sync_folder(target.parent)
+    sync(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

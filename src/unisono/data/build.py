@@ -18,8 +18,9 @@ import orjson
 from unisono.data.encode import Encoder, Overlong, Tokens
 from unisono.data.read import read_records
 from unisono.data.records import Conversation, Shape, Text, content_share, convert, ignored_fields, recognise
-from unisono.data.store import StoreWriter, sync_folder, write_synced
+from unisono.data.store import StoreWriter
 from unisono.data.template import load_tokenizer
+from unisono.durable import sync, write_synced
 from unisono.errors import DataError
 
 NUM_NAMED = 20
@@ -139,7 +140,7 @@ def build(job: Job, folder: Path, key: str, progress: Callable[[str], None]) -> 
         "stores": names,
     }
     write_synced(folder / "prepared.json", orjson.dumps(summary))
-    sync_folder(folder)
+    sync(folder)
 
 
 def first_shape(job: Job) -> Shape:

@@ -30,7 +30,8 @@ import orjson
 from unisono.config.schema import DataSection
 from unisono.data.build import Counts, Job, build
 from unisono.data.read import check_file
-from unisono.data.store import STORE_VERSION, Store, open_store, sync_folder
+from unisono.data.store import STORE_VERSION, Store, open_store
+from unisono.durable import sync
 from unisono.errors import ModelError, OutputError
 
 FORMAT_VERSION = 1
@@ -173,7 +174,7 @@ def _make(job: Job, folder: Path, key: str, progress: Callable[[str], None]) -> 
     try:
         build(job, private, key, progress)
         private.rename(folder)
-        sync_folder(folder.parent)
+        sync(folder.parent)
     finally:
         shutil.rmtree(private, ignore_errors=True)
 

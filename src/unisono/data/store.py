@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from unisono.durable import sync, write_synced
 from unisono.errors import DataError
 
 STORE_VERSION = 1
@@ -128,21 +129,4 @@ class StoreWriter:
                 "num_tokens": self.num_tokens,
             }
             write_synced(self.folder / "store.json", orjson.dumps(head))
-            sync_folder(self.folder)
-
-
-def write_synced(path: Path, content: bytes) -> None:
-    """Write a small file and put it on the disk."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Put a folder's entries on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sync(self.folder)

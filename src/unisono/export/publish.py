@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from unisono.durable import sync
 from unisono.errors import OutputError
 
 
@@ -37,18 +37,10 @@ def publish(out: Path) -> Iterator[Path]:
             work.mkdir()
             yield work
             for path in [*work.iterdir(), work]:
-                _flush(path)
+                sync(path)
             work.rename(out)
-        _flush(out.parent)
+        sync(out.parent)
     except (OSError, SafetensorError) as error:
         raise OutputError(
             f"the folder cannot be written: {error}", where=str(out), hint="is the disk full, or not yours to write?"
         ) from error
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

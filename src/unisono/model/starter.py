@@ -23,6 +23,7 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from unisono.durable import sync
 from unisono.errors import ModelError
 
 if TYPE_CHECKING:
@@ -254,11 +255,7 @@ def _flush(folder: Path) -> None:
     for path in [*folder.iterdir(), folder]:
         if path.is_dir() and path != folder:
             continue
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(path)
 
 
 def _say(text: str) -> None:
