@@ -60,7 +60,7 @@ def test_b26_fewer_samples_than_ranks(tiny: Path, settings: Settings) -> None:
     ranks = [traces[0] for traces in run_ranks(train_updates, 3, tiny, settings)]
     for trace in ranks:
         assert_same_step(trace, expected)
-        assert_same_trace(trace, expected)
+        assert_same_trace(trace, expected, tolerance=1e-5)  # several updates: the contract's bound, as for twenty
         assert trace.ids == expected.ids
     assert all((ranks[0].parameters[k] == ranks[2].parameters[k]).all() for k in ranks[0].parameters)
 

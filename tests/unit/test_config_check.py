@@ -10,6 +10,7 @@ import pytest
 from support.runfile import write_run
 from unisono.config.check import check, check_machine, check_world
 from unisono.config.load import Loaded, load
+from unisono.config.render import render
 from unisono.errors import ConfigError
 
 
@@ -165,9 +166,36 @@ def test_data_files_of_every_wrong_kind_are_named() -> None:
     Path("link.jsonl").symlink_to("gone.jsonl")
     os.mkfifo("pipe.jsonl")
     text = refusal("data.train=[folder, link.jsonl, pipe.jsonl, train.jsonl]", "data.validation=[train.jsonl, no.json]")
-    assert "folder is a folder, not a file" in text
+    assert "folder is a folder, and no saved Hugging Face data set" in text
     assert "link.jsonl is a link to gone.jsonl, which does not exist" in text
     assert "pipe.jsonl is not a regular file" in text
     assert "no.json does not exist" in text
     assert "train.jsonl is in data.train and in data.validation" in text
     assert text.startswith("5 problems")
+
+
+def load_again(loaded: Loaded) -> Loaded:
+    """Read back what ``unisono config`` shows: the order of sources is part of it."""
+    Path("again.yaml").write_text(render(loaded), encoding="utf-8")
+    return load(Path("again.yaml"))
+
+
+def test_sources_sets_and_streams_are_judged() -> None:
+    sources = ("data.train={math: [train.jsonl], chat: ['chat-*.jsonl', 's3://bucket/{0..3}.tar']}",)
+    good = read(*sources, "data.weights={math: 2}", "data.validation={held: ['held*.jsonl']}")
+    check(good.config, good.origins)
+    assert list(load_again(good).config.data.train) == ["math", "chat"]
+    assert "data.weights names 'mth', but the sources of data.train are math, chat" in refusal(
+        *sources, "data.weights={mth: 2}"
+    )
+    assert "data.train.math: " in refusal("data.train={math: [gone.jsonl]}")
+    assert "data.overlong split cuts plain texts" in refusal("data.overlong=split", "data.format=messages")
+    stream = ("data.mode=stream", "data.validation=0.1", "data.weights={a: 1}", "data.train={a: [train.jsonl]}")
+    text = refusal(*stream)
+    for needle in ("length.epochs needs", "data.validation as a share needs", "data.weights need"):
+        assert needle in text
+    assert "validate.generate 4 needs the whole model" in refusal(
+        "validate.generate=4", "strategy.name=fsdp2", "data.validation=0.1"
+    )
+    assert "validate.generate 4 has no effect" in refusal("validate.generate=4")
+    assert "data.shuffle_window 5 has no effect" in refusal("data.shuffle_window=5")

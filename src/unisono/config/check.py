@@ -11,13 +11,14 @@ import os
 from collections.abc import Iterator, Mapping
 
 from unisono.config.output import check_output_dir
-from unisono.config.paths import is_hub_id
-from unisono.config.schema import RunConfig
+from unisono.config.paths import is_hub_id, is_one_local_file
+from unisono.config.schema import RunConfig, sources_of, validation_sets_of
 from unisono.errors import ConfigError
 
 __all__ = ["check", "check_machine", "check_output_dir", "check_world"]
 
 Origins = Mapping[str, str]
+_DATA_SET_FILES = ("state.json", "dataset_dict.json")  # what datasets' save_to_disk writes
 Problems = Iterator[tuple[str, str, str | None]]  # key, message, hint
 _SET_BY_THE_LAUNCHER = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
@@ -26,7 +27,7 @@ _SET_BY_THE_LAUNCHER = (
 
 def check(config: RunConfig, origins: Origins | None = None) -> None:
     """Judge the run file by itself. Raises ConfigError with all problems at once."""
-    rules = (_batch, _length, _optim, _without_effect, _precision, _launch, _model, _data_files)
+    rules = (_batch, _length, _optim, _without_effect, _precision, _launch, _model, _data, _data_files)
     _raise([problem for rule in rules for problem in rule(config)], origins)
 
 
@@ -126,7 +127,7 @@ def _optim(config: RunConfig) -> Problems:
 def _without_effect(config: RunConfig) -> Problems:
     """Refuse values that were changed from their default and cannot take effect."""
     data, optim = config.data, config.optim
-    no_validation = data.validation in (0.0, [])
+    no_validation = data.validation in (0.0, [], {})
     for key, useless, needs in (
         ("optim.momentum", optim.name != "sgd", "optim.name sgd"),
         ("optim.betas", optim.name != "adamw", "optim.name adamw"),
@@ -134,9 +135,13 @@ def _without_effect(config: RunConfig) -> Problems:
         ("optim.max_nonfinite", optim.on_nonfinite != "skip", "optim.on_nonfinite skip"),
         ("data.max_skipped", data.on_error != "skip", "data.on_error skip"),
         ("validate.every", no_validation, "data.validation, a share or files"),
+        ("validate.generate", no_validation, "data.validation, a share or files"),
+        ("validate.max_new_tokens", config.validation.generate == 0, "validate.generate"),
+        ("data.shuffle_window", data.mode != "stream", "data.mode stream"),
+        ("data.shuffle_window", not data.shuffle, "data.shuffle true"),
         ("strategy.bucket_mib", config.strategy.name == "single", "strategy.name ddp"),
     ):
-        section = config.validation if key == "validate.every" else dict(config)[key.partition(".")[0]]
+        section = config.validation if key.startswith("validate.") else dict(config)[key.partition(".")[0]]
         name = key.partition(".")[2]
         value, default = dict(section)[name], type(section).model_fields[name].default
         if useless and value != default:
@@ -174,15 +179,58 @@ def _folder(key: str, path: str) -> Problems:
 
 
 def _data_files(config: RunConfig) -> Problems:
-    """Find every data file that cannot be read, and files that are both learned and measured."""
-    validation = config.data.validation if isinstance(config.data.validation, list) else []
-    for key, files in (("data.train", config.data.train), ("data.validation", validation)):
-        for path in files:
-            if reason := _unreadable(path):
-                yield key, f"{key}: {path} {reason}", None
-    for path in sorted(set(config.data.train) & set(validation)):
+    """Find every data file that cannot be read, and files that are both learned and measured.
+
+    Patterns, URLs and data sets are resolved when the data is prepared.
+    """
+    train, validation = sources_of(config.data), validation_sets_of(config.data)
+    for key, sets in (("data.train", train), ("data.validation", validation)):
+        for name, path in ((name, path) for name, files in sets.items() for path in files):
+            if is_one_local_file(path) and (reason := _unreadable(path)):
+                yield key, f"{key}{name and f'.{name}'}: {path} {reason}", None
+    learned = {path for files in train.values() for path in files}
+    for path in sorted(learned & {path for files in validation.values() for path in files}):
         message = f"{path} is in data.train and in data.validation: the validation loss would mean nothing"
         yield "data.validation", message, "use other files, or a share such as data.validation=0.02"
+
+
+def _data(config: RunConfig) -> Problems:
+    data = config.data
+    sources = sources_of(data)
+    for name in data.weights:
+        if name not in sources:
+            names = ", ".join(filter(None, sources)) or "none: data.train is one list of files"
+            yield (
+                "data.weights",
+                f"data.weights names {name!r}, but the sources of data.train are {names}",
+                None,
+            )
+    if data.overlong == "split" and data.format not in ("auto", "text"):
+        message = f"data.overlong split cuts plain texts, and data.format is {data.format}"
+        yield "data.overlong", message, "use drop, truncate_prompt or error"
+    if data.mode == "stream":
+        yield from _stream(config)
+    if config.validation.generate and config.strategy.name == "fsdp2":
+        message = f"validate.generate {config.validation.generate} needs the whole model on a rank, not fsdp2's parts"
+        yield "validate.generate", message, "use strategy.name=ddp, or generate after the run: unisono generate"
+
+
+def _stream(config: RunConfig) -> Problems:
+    """Refuse what only data that was prepared beforehand can give."""
+    data = config.data
+    for key, is_asked, message, hint in (
+        ("length.epochs", config.length.epochs is not None, "needs the number of samples", "use length.updates"),
+        (
+            "data.validation",
+            isinstance(data.validation, float) and data.validation > 0,
+            "as a share needs the whole data",
+            "name files for validation",
+        ),
+        ("data.weights", bool(data.weights), "need the sizes of the sources", "use data.mode=store"),
+        ("batch.global_tokens", config.batch.global_tokens is not None, "needs all lengths", "use batch.global_size"),
+    ):
+        if is_asked:
+            yield key, f"{key} {message}, which a stream does not know (data.mode stream)", hint
 
 
 def _unreadable(path: str) -> str | None:
@@ -190,6 +238,9 @@ def _unreadable(path: str) -> str | None:
         return "does not exist"
     if not os.path.exists(path):
         return f"is a link to {os.readlink(path)}, which does not exist"
+    if os.path.isdir(path):
+        is_data_set = any(os.path.isfile(os.path.join(path, name)) for name in _DATA_SET_FILES)
+        return None if is_data_set else "is a folder, and no saved Hugging Face data set"
     if not os.path.isfile(path):
-        return "is a folder, not a file" if os.path.isdir(path) else "is not a regular file"
+        return "is not a regular file"
     return None if os.access(path, os.R_OK) else "cannot be read (permissions)"

@@ -105,18 +105,22 @@ def all_keys() -> dict[str, FieldInfo]:
 
 def takes_any_key(key: str) -> bool:
     """Say whether ``key`` is a table whose keys are the person's own, such as ``launch.env``."""
+    return entry_of(key) is not None
+
+
+def entry_of(key: str) -> Any:
+    """Give what the entries of a table whose keys are the person's own take; None where ``key`` is no such table."""
     field = all_keys().get(key)
-    return field is not None and any(get_origin(member) is dict for member in _members(field.annotation))
+    tables = [member for member in _members(field.annotation) if get_origin(member) is dict] if field else []
+    return get_args(tables[0])[1] if tables else None
 
 
 def wants_text(path: tuple[str | int, ...]) -> bool:
     """Say whether the value at ``path`` can be nothing but text."""
     names = [part for part in path if isinstance(part, str)]
     field = all_keys().get(".".join(names))
-    annotation = field.annotation if field is not None else None
-    if field is None and takes_any_key(".".join(names[:-1])):
-        annotation = str
-    elif isinstance(path[-1] if path else "", int):
+    annotation = field.annotation if field is not None else entry_of(".".join(names[:-1]))
+    if isinstance(path[-1] if path else "", int):
         lists = [member for member in _members(annotation) if get_origin(member) is list]
         annotation = get_args(lists[0])[0] if lists else None
     return [member for member in _members(annotation) if member is not type(None)] == [str]
@@ -193,7 +197,7 @@ def words(annotation: Any, metadata: list[Any] | None = None) -> str:
         parts = get_args(annotation)
         return f"a list of {len(parts)}: each {words(parts[0])}"
     if get_origin(annotation) is dict:
-        return "names with text each"
+        return f"names with {words(get_args(annotation)[1])} each"
     return _plain_words(annotation, metadata or [])
 
 

@@ -85,6 +85,9 @@ def _apply(draft: Draft, override: str) -> None:
     if draft.put(key, value):
         draft.places = {path: at for path, at in draft.places.items() if path[: len(key)] != key}
         draft.places[key] = place
+    elif (table := key[:-1]) and keys.takes_any_key(dotted(table)):
+        error = ConfigError(f"{dotted(table)} has no keys below it: it is a list", where=place.where)
+        draft.problems.append((_AFTER_THE_FILE, error))
 
 
 def _read_override(draft: Draft, override: str, place: Place) -> tuple[tuple[str, ...], object]:
@@ -122,6 +125,11 @@ def _expand_paths(draft: Draft) -> None:
         value = values[name]
         if isinstance(value, list):
             values[name] = [_expanded(draft, (section, name, at), item, key) for at, item in enumerate(value)]
+        elif isinstance(value, dict):
+            for entry, items in value.items():
+                if isinstance(items, list):
+                    at = (section, name, entry)
+                    value[entry] = [_expanded(draft, (*at, k), item, key) for k, item in enumerate(items)]
         elif key not in _LISTS_OF_PATHS:
             values[name] = _expanded(draft, (section, name), value, key)
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_PATTERN = re.compile(r"[*?\[{]")
 
 
 class BadPath(ValueError):
@@ -19,7 +21,7 @@ class BadPath(ValueError):
 
 
 def expand(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """Give the absolute path that ``text`` stands for. Raises BadPath."""
+    """Give the absolute path that ``text`` stands for, or its URL. Raises BadPath."""
     environment = os.environ if environment is None else environment
     if not text.strip():
         raise BadPath("the path is empty")
@@ -32,7 +34,12 @@ def expand(text: str, environment: Mapping[str, str] | None = None) -> str:
         raise BadPath(f"the path {text!r} starts with {home.split('/')[0]}, and there is no such home folder")
     if _CONTROL.search(home):
         raise BadPath(f"the path {text!r} holds a control character")
-    return os.path.abspath(home)
+    return home if _URL.match(home) else os.path.abspath(home)
+
+
+def is_one_local_file(text: str) -> bool:
+    """Say whether an expanded data path names one local file or folder: no URL, and no pattern for several files."""
+    return not _URL.match(text) and (os.path.lexists(text) or not _PATTERN.search(text))
 
 
 def expand_model(text: str) -> str:

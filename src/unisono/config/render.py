@@ -48,5 +48,5 @@ def _section(
 def _flow(value: object) -> str:
     """Write a value on one line, quoted wherever YAML would read it as something else."""
     plain = list(value) if isinstance(value, tuple) else value
-    text = yaml.safe_dump([plain], default_flow_style=True, allow_unicode=True, width=float("inf"))
+    text = yaml.safe_dump([plain], default_flow_style=True, allow_unicode=True, width=float("inf"), sort_keys=False)
     return text.strip()[1:-1]

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
 
@@ -58,17 +59,35 @@ class ModelSection(Section):
 class DataSection(Section):
     """Where the samples come from and how they are shaped."""
 
-    train: list[str] = Field(min_length=1, description="files: .jsonl, .json")
-    validation: Share | list[str] = Field(
-        default=0.0, description="share of the training records (chosen by their content), or files"
+    train: (
+        Annotated[list[str], Field(min_length=1)]
+        | Annotated[dict[Name, Annotated[list[str], Field(min_length=1)]], Field(min_length=1)]
+    ) = Field(description="files (patterns, URLs and data set folders too), or several sources: a name with files each")
+    weights: dict[Name, PositiveFloat] = Field(
+        default={}, description="by source: how often each of its samples is seen in an epoch; 1 where none is given"
+    )
+    validation: Share | list[str] | dict[Name, Annotated[list[str], Field(min_length=1)]] = Field(
+        default=0.0, description="share of the training records (chosen by their content), or files, or named sets"
+    )
+    mode: Literal["store", "stream"] = Field(
+        default="store", description="store = tokens are prepared once; stream = read while training, nothing is kept"
     )
     format: Literal["auto", "messages", "conversations", "instruction", "prompt_completion", "text"] = Field(
-        default="auto", description="shape of the records; auto = recognised from the first one and stated"
+        default="auto", description="shape of the records; auto = recognised from each source's first one and stated"
+    )
+    fields: dict[str, str] = Field(
+        default={}, description="what the files call a field, by our name: {prompt: question, completion: answer}"
+    )
+    targets: Literal["assistant", "last", "all"] = Field(
+        default="assistant", description="what is learned: every answer, the last one, or every token"
     )
     max_length: PositiveInt | Literal["auto"] = Field(
         default="auto", description="tokens per sample; auto = the model's context"
     )
-    overlong: Literal["drop", "error"] = Field(default="drop", description="what to do with a longer sample")
+    overlong: Literal["drop", "truncate_prompt", "split", "error"] = Field(
+        default="drop",
+        description="a longer sample: left out, its prompt cut from the start, a plain text cut in pieces, an error",
+    )
     on_error: Literal["stop", "skip"] = Field(
         default="stop", description="what to do with a record that cannot be used"
     )
@@ -77,6 +96,9 @@ class DataSection(Section):
     )
     shuffle: bool = Field(default=True, description="a new order each epoch, from the seed")
     pack: bool = Field(default=True, description="several documents in one row, each attending to itself only")
+    shuffle_window: PositiveInt = Field(
+        default=10_000, description="stream: records that are shuffled among themselves"
+    )
     prefetch: Annotated[int, Field(ge=0, le=64)] = Field(default=2, description="updates whose batches are built ahead")
     cache_dir: str = Field(default="~/.cache/unisono", description="where prepared tokens are kept")
 
@@ -161,9 +183,13 @@ class CheckpointSection(Section):
 
 
 class ValidateSection(Section):
-    """When to measure the validation loss."""
+    """When to measure the validation loss, and on how many samples to let the model answer."""
 
     every: PositiveInt | None = Field(default=None, description="updates between validations; always once at the end")
+    generate: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="validation samples whose last answer is generated and compared; the texts are kept"
+    )
+    max_new_tokens: PositiveInt = Field(default=256, description="tokens of a generated answer at most")
 
 
 class LogSection(Section):
@@ -209,3 +235,15 @@ class RunConfig(Section):
     validation: ValidateSection = Field(default=ValidateSection(), alias="validate")
     log: LogSection = LogSection()
     launch: LaunchSection = LaunchSection()
+
+
+def sources_of(data: DataSection) -> dict[str, list[str]]:
+    """Give the training files by source; the only source of a plain list has the empty name."""
+    return data.train if isinstance(data.train, dict) else {"": data.train}
+
+
+def validation_sets_of(data: DataSection) -> dict[str, list[str]]:
+    """Give the validation files by set; the only set of a plain list has the empty name. Empty for a share."""
+    if isinstance(data.validation, dict):
+        return data.validation
+    return {"": data.validation} if isinstance(data.validation, list) and data.validation else {}

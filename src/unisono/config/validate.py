@@ -7,6 +7,7 @@ import json
 import re
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from unisono.config import keys, source
 from unisono.config.draft import Draft
@@ -24,16 +25,25 @@ def validate(draft: Draft) -> RunConfig | None:
         return RunConfig.model_validate_json(json.dumps(draft.values))
     except ValidationError as error:
         seen: set[Path] = set()
-        for item in error.errors(include_url=False, include_input=False, include_context=False):
-            path, found = _resolve(draft.values, item["loc"])
+        for item, path, found in _innermost(draft, error):
             if item["type"] == "missing" and isinstance(item["loc"][-1], str):
                 path = (*path, item["loc"][-1])
                 if dotted(path) not in meant:
                     _missing(draft, path)
+            elif item["loc"][-1] == "[key]":
+                draft.problem(path, f"{dotted(path)}: a name is made of letters, digits, - and _")
             elif path not in seen:
                 _wrong(draft, path, found)
             seen.add(path)
         return None
+
+
+def _innermost(draft: Draft, error: ValidationError) -> list[tuple[ErrorDetails, Path, object]]:
+    """Give each error with its place and value; of a value that may be of several kinds only the nearest miss."""
+    items = error.errors(include_url=False, include_input=False, include_context=False)
+    located = [(item, *_resolve(draft.values, item["loc"])) for item in items]
+    inner = {path[:end] for _, path, _ in located for end in range(len(path))}
+    return [(item, path, found) for item, path, found in located if item["type"] == "missing" or path not in inner]
 
 
 def _refuse_unknown(draft: Draft) -> set[str]:
@@ -65,7 +75,7 @@ def _resolve(values: object, loc: tuple[str | int, ...]) -> tuple[Path, object]:
         if isinstance(values, list) and isinstance(part, int):
             inside = part < len(values)
         if not inside:
-            break
+            continue
         values = values[part]  # type: ignore[index]  # just looked
         path = (*path, part)
     return path, values
@@ -89,8 +99,9 @@ def _wrong(draft: Draft, path: Path, found: object) -> None:
     """Report a value of the wrong kind or out of range."""
     name = dotted(path)
     key = ".".join(part for part in path if isinstance(part, str))
-    if keys.takes_any_key(key.rpartition(".")[0]):
-        draft.problem(path, f"{name} is {_shown(found)}, but it takes text")
+    entry = keys.entry_of(key.rpartition(".")[0])
+    if entry is not None:
+        draft.problem(path, f"{name} is {_shown(found)}, but it takes {keys.words(entry)}")
         return
     field = keys.all_keys()[key]
     takes = keys.words(field.annotation, field.metadata)

@@ -36,7 +36,7 @@ class Job:
     files: tuple[Path, ...]
     shape: Literal["auto"] | Shape
     max_length: int
-    overlong: Literal["drop", "error"]
+    overlong: Literal["drop", "truncate_prompt", "split", "error"]
     on_error: Literal["stop", "skip"]
     max_skipped: int
     validation_share: float

@@ -27,7 +27,7 @@ from typing import Any, cast
 
 import orjson
 
-from unisono.config.schema import DataSection
+from unisono.config.schema import DataSection, sources_of
 from unisono.data.build import Counts, Job, build
 from unisono.data.read import check_file
 from unisono.data.store import STORE_VERSION, Store, open_store
@@ -93,8 +93,9 @@ def prepare(
             trust_remote_code=trust_remote_code,
         )
 
-    folder, summary = _obtain(job(data.train, share), stores, progress)
-    messages = _messages("train", job(data.train, share), folder, summary)
+    files = [name for names in sources_of(data).values() for name in names]
+    folder, summary = _obtain(job(files, share), stores, progress)
+    messages = _messages("train", job(files, share), folder, summary)
     validation = open_store(folder / "validation") if share else None
     if isinstance(data.validation, list) and data.validation:
         theirs = job(data.validation, 0.0)
