@@ -86,8 +86,8 @@ def _apply(draft: Draft, override: str) -> None:
         draft.places = {path: at for path, at in draft.places.items() if path[: len(key)] != key}
         draft.places[key] = place
     elif (table := key[:-1]) and keys.takes_any_key(dotted(table)):
-        error = ConfigError(f"{dotted(table)} has no keys below it: it is a list", where=place.where)
-        draft.problems.append((_AFTER_THE_FILE, error))
+        problem = ConfigError(f"{dotted(table)} has no keys below it: it is a list", where=place.where)
+        draft.problems.append((_AFTER_THE_FILE, problem))
 
 
 def _read_override(draft: Draft, override: str, place: Place) -> tuple[tuple[str, ...], object]:
