@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from unisono.config.schema import ModelSection, RunConfig
-from unisono.data.loader import Batches, Cut, Store
+from unisono.data.loader import Batches, Cut
 from unisono.data.order import Order
 from unisono.data.prepare import Prepared
 from unisono.data.prepare import prepare as prepare_data
 from unisono.data.spread import CostModel
+from unisono.data.store import TokenStore
 from unisono.dist import World
 from unisono.loss import TrainingModel
 from unisono.model.facts import Facts, read_facts, sample_tokens
@@ -131,7 +132,7 @@ def load_and_shard(
     return saved, training, model
 
 
-def make_batches(config: RunConfig, inputs: Inputs, store: Store, world: World, strategy: Strategy) -> Batches:
+def make_batches(config: RunConfig, inputs: Inputs, store: TokenStore, world: World, strategy: Strategy) -> Batches:
     """Say how a store's samples become this rank's micro-batches."""
     facts = inputs.facts
     width = 12 * facts.hidden_size  # see CostModel
@@ -151,7 +152,7 @@ def micro_tokens(config: RunConfig, inputs: Inputs, world: World) -> int:
     """Return the token budget of a micro-batch; auto is small on a CPU, where a larger one gains nothing."""
     if config.batch.micro_tokens != "auto":
         return config.batch.micro_tokens
-    longest = int(inputs.data.train.lengths.max())
+    longest = inputs.data.train.longest
     return max(longest, GPU_MICRO_TOKENS if world.device.type == "cuda" else CPU_MICRO_TOKENS)
 
 
@@ -168,7 +169,7 @@ def announce(run: Run, compute: str, say: Callable[[str], None]) -> None:
         say("warning: weights are kept in bf16: updates smaller than 1/256 of a weight are lost (precision.weights)")
     say(f"threads: {torch.get_num_threads()} a rank; device {world.device}")
     per_epoch = run.order.num_updates(1)
-    tokens = round(int(train.lengths.sum()) / per_epoch)
+    tokens = round(train.num_tokens / per_epoch)
     samples = len(train) / per_epoch
     micro = micro_tokens(config, run.inputs, world)
     size = config.batch.micro_size

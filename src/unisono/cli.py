@@ -59,8 +59,8 @@ def version(
 @app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="findings as JSON")] = False) -> None:
     """Is this machine fit? Versions, devices, a real exchange between two processes, speed, disk, network."""
+    from unisono.cores import usable_cores
     from unisono.doctor.run import run
-    from unisono.launch.cores import usable_cores
 
     raise typer.Exit(run(usable_cores=usable_cores(), as_json=as_json))
 

@@ -14,7 +14,7 @@ import pytest
 
 from support.launching import MARK, alive, run_fake
 from unisono.errors import DataError, LaunchError
-from unisono.launch.cores import usable_cores
+from unisono.cores import usable_cores
 
 TESTS = Path(__file__).parents[1]
 

@@ -13,7 +13,7 @@ import pytest
 from support.launching import fake_config
 from unisono.errors import LaunchError
 from unisono.launch import allocator
-from unisono.launch.cores import usable_cores
+from unisono.cores import usable_cores
 from unisono.launch.port import check_port
 from unisono.launch.ranks import Machine, decide_ranks, look_at_machine
 
@@ -63,7 +63,7 @@ def test_b68_a_container_limit_is_respected(tmp_path: Path, files: dict[str, str
 def test_b68_an_affinity_mask_of_one_core_is_respected() -> None:
     code = (
         "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]);"
-        "from unisono.launch.cores import usable_cores; print(usable_cores())"
+        "from unisono.cores import usable_cores; print(usable_cores())"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed == "1\n"

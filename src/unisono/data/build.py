@@ -1,261 +1,202 @@
-"""From files to a store: read, recognise, convert, tokenise, account for every record.
+"""From files to a store: read and hashed in one pass, encoded on all cores, every record accounted for.
 
-Every record ends in exactly one of: kept, longer than allowed, without a target, bad. What is not kept is counted and
-named with its file and line.
+What is done is marked on disk every few seconds, so that a job that was killed goes on from there. What is not kept
+is counted, and named with its file and place in ``left_out.jsonl``.
 """
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO
 
 import orjson
 
-from unisono.data.encode import Encoder, Overlong, Tokens
-from unisono.data.read import read_records
-from unisono.data.records import Conversation, Shape, Text, content_share, convert, ignored_fields, recognise
-from unisono.data.store import StoreWriter
-from unisono.data.template import load_tokenizer
+from unisono.data.block import Block, Encoded
+from unisono.data.job import Counts, Job, LeftOut
+from unisono.data.pool import encoding
+from unisono.data.progress import Progress
+from unisono.data.records import Shape, recognise
+from unisono.data.source.raw import Raw, parse
+from unisono.data.source.read import read_records
+from unisono.data.store import Mark, StoreWriter
 from unisono.durable import sync, write_synced
 from unisono.errors import DataError
 
 NUM_NAMED = 20
-PROGRESS_SECONDS = 2.0
-_BATCH_RECORDS = 500
-_BATCH_CHARACTERS = 1_000_000
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is to be prepared: everything that the result depends on."""
-
-    files: tuple[Path, ...]
-    shape: Literal["auto"] | Shape
-    max_length: int
-    overlong: Literal["drop", "truncate_prompt", "split", "error"]
-    on_error: Literal["stop", "skip"]
-    max_skipped: int
-    validation_share: float
-    tokenizer_dir: Path
-    trust_remote_code: bool
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Where the records went: ``records`` is the sum of kept, the two dropped and skipped.
-
-    ``kept``, ``tokens``, ``targets`` cover training and validation part together; ``dropped_tokens`` is what the
-    dropped ones had (a lower bound: huge ones are not tokenised); ``open_answers`` are answers to which the chat
-    template gives no end marker.
-    """
-
-    records: int = 0
-    kept: int = 0
-    kept_validation: int = 0
-    dropped_overlong: int = 0
-    dropped_no_target: int = 0
-    skipped_bad: int = 0
-    tokens: int = 0
-    targets: int = 0
-    dropped_tokens: int = 0
-    open_answers: int = 0
-
-    def sentence(self) -> str:
-        """Say in one line what became of the records."""
-        lost = self.dropped_overlong + self.dropped_no_target
-        parts = [f"{self.records:,} records: {self.kept:,} kept, {lost:,} dropped"]
-        reasons = [
-            f"{count:,} {why}"
-            for count, why in (
-                (self.dropped_overlong, "longer than data.max_length"),
-                (self.dropped_no_target, "without a target"),
-            )
-            if count
-        ]
-        if reasons:
-            parts[0] += f" ({', '.join(reasons)})"
-        if self.skipped_bad:
-            parts.append(f"{self.skipped_bad:,} skipped as bad")
-        return ", ".join(parts)
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A record that is not in the store: which file of the job, which line, why."""
-
-    file: int
-    line: int
-    reason: str
+MARK_SECONDS = 10.0
+SMALL_BYTES = 32 * 2**20  # less is encoded in this process, before another one had started
+_BLOCK_RECORDS = 1000
+_BLOCK_BYTES = 2_000_000
+_HOPELESS_RECORDS = 1000
+_HOPELESS_SECONDS = 10.0
+_PROGRESS_FILE = "progress.json"
 
 
 @dataclass
 class _Tally:
-    counts: dict[str, int] = field(default_factory=lambda: asdict(Counts()))
-    left_out: list[LeftOut] = field(default_factory=list)
+    """What has been counted so far; the first few of what is left out are kept by name."""
+
+    shape: Shape | None = None
+    counts: Counts = Counts()  # noqa: RUF009 - frozen
+    named: list[LeftOut] = field(default_factory=list)
     bad: list[DataError] = field(default_factory=list)
     ignored: set[str] = field(default_factory=set)
+    marks: list[Mark] = field(default_factory=list)
+    left_out_bytes: int = 0
+
+    def add(self, encoded: Encoded) -> None:
+        self.counts += encoded.counts
+        self.ignored |= encoded.ignored
+        self.bad += encoded.bad[: max(0, NUM_NAMED - len(self.bad))]
+        for item in encoded.left_out:
+            if sum(other.kind == item.kind for other in self.named) < NUM_NAMED:
+                self.named.append(item)
+
+    @property
+    def num_left_out(self) -> int:
+        return self.counts.dropped_overlong + self.counts.dropped_no_target + self.counts.skipped_bad
 
 
-@dataclass(frozen=True)
-class _Entry:
-    number: int
-    file: int
-    line: int
-    record: Conversation | Text
-
-
-def build(job: Job, folder: Path, key: str, progress: Callable[[str], None]) -> None:
+def build(
+    job: Job,
+    folder: Path,
+    key_of: Callable[[list[str]], str],
+    *,
+    num_workers: int,
+    progress: Callable[[str], None],
+) -> tuple[str, list[str]]:
     """Write the stores ``train`` and (with a share) ``validation``, ``left_out.jsonl`` and ``prepared.json``.
 
-    DataError when a record cannot be used and ``on_error`` is stop, when more than ``max_skipped`` are skipped, when
-    one is too long and ``overlong`` is error, when nothing is left.
+    ``key_of`` makes the key from the files' hashes, which are known once they have been read; returns both. Goes on
+    with what an earlier call had marked in ``folder``. DataError when a record cannot be used and ``on_error`` is
+    stop, when more than ``max_skipped`` are skipped, when one is too long and ``overlong`` is error, when nothing is
+    left.
     """
-    stamps = [_stamp(path) for path in job.files]
     names = ["train", "validation"] if job.validation_share else ["train"]
-    tally = _Tally()
-    shape = first_shape(job)
-    encoder = Encoder(load_tokenizer(job.tokenizer_dir, trust_remote_code=job.trust_remote_code), shape, job.max_length)
+    tally = _restore(folder, len(names))
+    if tally.counts.records:
+        progress(f"preparing data: going on after the {tally.counts.records:,} records that were done before")
+    sizes = [file.num_bytes for file in job.files]
+    is_small = None not in sizes and sum(size or 0 for size in sizes) < SMALL_BYTES
+    reading = _Reading(job, tally, Progress(sizes, progress), folder)
     with ExitStack() as stack:
-        writers = [stack.enter_context(StoreWriter(folder / name, key)) for name in names]
-        for batch in _batches(_entries(job, shape, tally, Progress(job.files, progress))):
-            for entry, result in zip(batch, encoder.encode([entry.record for entry in batch])):
-                _settle(job, entry, result, writers, tally)
-        for path, stamp in zip(job.files, stamps):
-            if _stamp(path) != stamp:
-                raise DataError("the file was changed while it was read", where=str(path), hint="start again")
+        writers = [stack.enter_context(StoreWriter(folder / name, at)) for name, at in zip(names, tally.marks)]
+        left_out = stack.enter_context(_open_left_out(folder, tally.left_out_bytes))
+        encode = stack.enter_context(encoding(job, 1 if is_small else num_workers))
+        marked, hopeless_since = time.monotonic(), float("inf")
+        for encoded in encode(reading.blocks()):
+            tally.add(encoded)
+            for writer, piece in zip(writers, encoded.pieces):
+                writer.append(piece)
+            for item in encoded.left_out:
+                place = f"{job.files[item.file].name}:{item.place}"
+                left_out.write(orjson.dumps({"place": place, "reason": item.reason}) + b"\n")
+            now = time.monotonic()
+            num_hopeless = _num_hopeless(job, tally)
+            hopeless_since = min(hopeless_since, now) if num_hopeless else hopeless_since
+            if num_hopeless >= _HOPELESS_RECORDS or now - hopeless_since > _HOPELESS_SECONDS:
+                _judge(job, tally, [len(writer) for writer in writers])
+            if now - marked > MARK_SECONDS and not num_hopeless:
+                left_out.flush()
+                tally.left_out_bytes = left_out.tell()
+                _mark(folder, tally, writers)
+                marked = now
+        reading.done()
         _judge(job, tally, [len(writer) for writer in writers])
-    lines = [orjson.dumps({"place": f"{job.files[x.file]}:{x.line}", "reason": x.reason}) for x in tally.left_out]
-    write_synced(folder / "left_out.jsonl", b"".join(line + b"\n" for line in lines))
-    summary = {
-        "key": key,
-        "shape": shape,
-        "counts": tally.counts,
-        "left_out": [asdict(x) for x in tally.left_out[:NUM_NAMED]],
-        "num_left_out": len(tally.left_out),
-        "ignored": sorted(tally.ignored)[:NUM_NAMED],
-        "stores": names,
-    }
-    write_synced(folder / "prepared.json", orjson.dumps(summary))
-    sync(folder)
+        key = key_of(reading.hashes)
+        for writer in writers:
+            writer.finish(key, tally.counts.records)
+    sync(folder / "left_out.jsonl")
+    _summarise(folder, key, reading.hashes, names, tally)
+    return key, reading.hashes
 
 
-def first_shape(job: Job) -> Shape:
-    """Return the shape that is asked for, or recognise that of the first readable record."""
-    if job.shape != "auto":
-        return job.shape
-    first = ""
-    for path in job.files:
-        for raw in read_records(path):
-            if raw.value is not None:
-                return recognise(raw.value, f"{path}:{raw.line}")
-            first = first or f"; the first one: {path}:{raw.line}: {raw.problem}"
-    places = ", ".join(map(str, job.files))
-    raise DataError(f"no record that is a JSON object: 0 samples{first}", where=places)
+class _Reading:
+    """Reads the files of a job as blocks; knows their hashes once all are read."""
+
+    def __init__(self, job: Job, tally: _Tally, bar: Progress, scratch: Path) -> None:
+        self._job = job
+        self._tally = tally
+        self._bar = bar
+        self._scratch = scratch
+        self._problem = ""
+        self.hashes: list[str] = []
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield every record once, those that were done before left out; DataError when a file changes meanwhile."""
+        skipped = self._tally.counts.records
+        number, num_bytes, entries = 0, 0, list[tuple[int, Raw]]()
+        for index, file in enumerate(self._job.files):
+            stamp = file.stamp()
+            digest = hashlib.sha256()
+            for raw in read_records(file, digest, scratch=self._scratch):
+                number += 1
+                self._bar.at(index, raw.end_bytes, number, skipped=skipped)
+                if number <= skipped:
+                    continue
+                if self._tally.shape is None:
+                    self._tally.shape = self._recognise(raw, f"{file.name}:{raw.place}")
+                entries.append((index, raw))
+                num_bytes += len(raw.text if raw.text is not None else repr(raw.value))
+                if len(entries) >= _BLOCK_RECORDS or num_bytes >= _BLOCK_BYTES:
+                    yield Block(number - len(entries), self._tally.shape, entries)
+                    num_bytes, entries = 0, []
+            if file.stamp() != stamp:
+                raise DataError("the file was changed while it was read", where=file.name, hint="start again")
+            self.hashes.append(digest.hexdigest())
+        if entries:
+            yield Block(number - len(entries), self._tally.shape, entries)
+
+    def _recognise(self, raw: Raw, where: str) -> Shape | None:
+        """Return the shape that is asked for, or recognise that of the first readable record."""
+        if self._job.shape != "auto":
+            return self._job.shape
+        parsed = parse(raw)
+        if parsed.value is not None:
+            return recognise(parsed.value, where, dict(self._job.fields))
+        self._problem = self._problem or f"; the first one: {where}: {parsed.problem}"
+        return None
+
+    def done(self) -> None:
+        """Close the progress line; DataError when there was no record at all."""
+        self._bar.done()
+        if self._tally.shape is None:
+            places = ", ".join(file.name for file in self._job.files)
+            raise DataError(f"no record that is a JSON object: 0 samples{self._problem}", where=places)
 
 
-def _entries(job: Job, shape: Shape, tally: _Tally, progress: Progress) -> Iterator[_Entry]:
-    """Yield every record that can be converted, with its place; put down the others as bad."""
-    number = -1
-    for index, path in enumerate(job.files):
-        for raw in read_records(path):
-            number += 1
-            tally.counts["records"] += 1
-            progress.at(index, raw.end_bytes, number + 1)
-            where = f"{path}:{raw.line}"
-            try:
-                if raw.value is None:
-                    raise DataError(raw.problem, where=where)
-                record = convert(raw.value, shape, where)
-            except DataError as error:
-                _put_down_bad(job, index, raw.line, error, tally)
-                continue
-            tally.ignored |= ignored_fields(raw.value, shape)
-            yield _Entry(number, index, raw.line, record)
-
-
-def _batches(entries: Iterator[_Entry]) -> Iterator[list[_Entry]]:
-    """Group records for the tokenizer, so that a batch needs a bounded amount of memory."""
-    batch: list[_Entry] = []
-    num_characters = 0
-    for entry in entries:
-        batch.append(entry)
-        record = entry.record
-        texts = [record.text] if isinstance(record, Text) else [message.content for message in record.messages]
-        num_characters += sum(map(len, texts))
-        if len(batch) >= _BATCH_RECORDS or num_characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, num_characters = [], 0
-    if batch:
-        yield batch
-
-
-def _settle(
-    job: Job, entry: _Entry, result: Tokens | Overlong | DataError, writers: list[StoreWriter], tally: _Tally
-) -> None:
-    """Write a record's tokens or put down why there are none."""
-    counts = tally.counts
-    if isinstance(result, DataError):
-        _put_down_bad(job, entry.file, entry.line, result, tally)
-    elif isinstance(result, Overlong):
-        about = "" if result.exact else "more than "
-        reason = f"{about}{result.num_tokens:,} tokens, and data.max_length is {job.max_length:,}"
-        counts["dropped_overlong"] += 1
-        counts["dropped_tokens"] += result.num_tokens
-        tally.left_out.append(LeftOut(entry.file, entry.line, reason))
-    elif not result.is_target.any():
-        counts["dropped_no_target"] += 1
-        counts["dropped_tokens"] += len(result.ids)
-        tally.left_out.append(LeftOut(entry.file, entry.line, "no target: nothing in it is predicted"))
-    else:
-        is_validation = job.validation_share > 0 and content_share(entry.record) < job.validation_share
-        writers[is_validation].append(result.ids, result.is_target, entry.number)
-        counts["kept"] += 1
-        counts["kept_validation"] += is_validation
-        counts["tokens"] += len(result.ids)
-        counts["targets"] += int(result.is_target.sum())
-        counts["open_answers"] += result.num_open_answers
-
-
-def _put_down_bad(job: Job, file: int, line: int, error: DataError, tally: _Tally) -> None:
-    tally.counts["skipped_bad"] += 1
-    if job.on_error == "stop":
-        tally.bad.append(error)
-        return
-    tally.left_out.append(LeftOut(file, line, error.message))
-    if tally.counts["skipped_bad"] > job.max_skipped:
-        last = [f"{job.files[x.file]}:{x.line}: {x.reason}" for x in tally.left_out[-NUM_NAMED:]]
-        raise DataError(
-            f"more than data.max_skipped = {job.max_skipped} records cannot be used; the last ones:\n  "
-            + "\n  ".join(last),
-            hint="mend the files or raise data.max_skipped",
-        )
+def _num_hopeless(job: Job, tally: _Tally) -> int:
+    """Count what will have to be refused at the end; once it is something, reading on is only for the list."""
+    bad = tally.counts.skipped_bad if job.on_error == "stop" else 0
+    return bad + (tally.counts.dropped_overlong if job.overlong == "error" else 0)
 
 
 def _judge(job: Job, tally: _Tally, num_samples: list[int]) -> None:
     """Refuse what must not be published: bad records in strict mode, overlong ones if asked, an empty result."""
-    if len(tally.bad) == 1:
-        raise tally.bad[0]
-    if tally.bad:
+    counts = tally.counts
+    if job.on_error == "stop" and tally.bad:
+        raise _bad_records(counts, tally.bad)
+    if counts.skipped_bad > job.max_skipped:
+        last = [item.line(job) for item in tally.named if item.kind == "bad"]
         raise DataError(
-            f"{len(tally.bad):,} of {tally.counts['records']:,} records cannot be used:\n  "
-            + "\n  ".join(f"{error.where}: {error.message}" for error in tally.bad[:NUM_NAMED])
-            + (f"\n  ... and {len(tally.bad) - NUM_NAMED:,} more" if len(tally.bad) > NUM_NAMED else ""),
-            hint=f"{tally.bad[0].hint or 'mend them'}; data.on_error=skip leaves out up to data.max_skipped records",
+            f"more than data.max_skipped = {job.max_skipped} records cannot be used:\n  " + "\n  ".join(last),
+            hint="mend the files or raise data.max_skipped",
         )
-    counts = Counts(**tally.counts)
-    files = ", ".join(map(str, job.files))
     if counts.dropped_overlong and job.overlong == "error":
-        named = [f"{job.files[x.file]}:{x.line}: {x.reason}" for x in tally.left_out if "data.max_length" in x.reason]
+        named = [item.line(job) for item in tally.named if item.kind == "overlong"]
         raise DataError(
             f"{counts.dropped_overlong:,} of {counts.records:,} records are too long:\n  "
-            + "\n  ".join(named[:NUM_NAMED])
-            + (f"\n  ... and {len(named) - NUM_NAMED:,} more" if len(named) > NUM_NAMED else ""),
+            + "\n  ".join(named)
+            + _more(counts.dropped_overlong),
             hint="raise data.max_length, shorten them, or set data.overlong=drop",
         )
+    files = ", ".join(file.name for file in job.files)
     if counts.kept == 0:
         raise DataError(
             f"no sample is left after filtering: {counts.sentence()}; 0 samples",
@@ -271,26 +212,75 @@ def _judge(job: Job, tally: _Tally, num_samples: list[int]) -> None:
         )
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
+def _bad_records(counts: Counts, bad: list[DataError]) -> DataError:
+    if counts.skipped_bad == 1:
+        return bad[0]
+    return DataError(
+        f"{counts.skipped_bad:,} of {counts.records:,} records cannot be used:\n  "
+        + "\n  ".join(f"{error.where}: {error.message}" for error in bad)
+        + _more(counts.skipped_bad),
+        hint=f"{bad[0].hint or 'mend them'}; data.on_error=skip leaves out up to data.max_skipped records",
+    )
 
 
-class Progress:
-    """Say every few seconds how far the files have been read; silent for short work."""
+def _more(count: int) -> str:
+    return f"\n  ... and {count - NUM_NAMED:,} more" if count > NUM_NAMED else ""
 
-    def __init__(self, files: tuple[Path, ...], say: Callable[[str], None]) -> None:
-        sizes = [path.stat().st_size for path in files]
-        self._before = [sum(sizes[:i]) for i in range(len(sizes))]
-        self._total = max(1, sum(sizes))
-        self._say = say
-        self._began = self._spoke = time.monotonic()
 
-    def at(self, file: int, num_bytes: int, num_records: int) -> None:
-        """Note that a file has been read up to a byte."""
-        now = time.monotonic()
-        if now - self._spoke >= PROGRESS_SECONDS:
-            self._spoke = now
-            share = (self._before[file] + num_bytes) / self._total
-            rate = num_records / (now - self._began)
-            self._say(f"preparing data: {share:.0%}, {num_records:,} records, {rate:,.0f} records/s")
+def _open_left_out(folder: Path, num_bytes: int) -> BinaryIO:
+    handle = (folder / "left_out.jsonl").open("r+b" if num_bytes else "w+b")
+    handle.truncate(num_bytes)
+    handle.seek(num_bytes)
+    return handle
+
+
+def _mark(folder: Path, tally: _Tally, writers: list[StoreWriter]) -> None:
+    """Put on disk how far the work has come, by one rename."""
+    tally.marks = [writer.mark() for writer in writers]
+    sync(folder / "left_out.jsonl")
+    state = {
+        "shape": tally.shape,
+        "counts": asdict(tally.counts),
+        "named": [asdict(item) for item in tally.named],
+        "ignored": sorted(tally.ignored),
+        "marks": [asdict(mark) for mark in tally.marks],
+        "left_out_bytes": tally.left_out_bytes,
+    }
+    write_synced(folder / f".{_PROGRESS_FILE}", orjson.dumps(state))
+    (folder / f".{_PROGRESS_FILE}").replace(folder / _PROGRESS_FILE)
+    sync(folder)
+
+
+def _restore(folder: Path, num_stores: int) -> _Tally:
+    """Return what an earlier call has marked; without a mark the folder is emptied."""
+    file = folder / _PROGRESS_FILE
+    if not file.is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        return _Tally(marks=[Mark()] * num_stores)
+    state = orjson.loads(file.read_bytes())
+    return _Tally(
+        shape=state["shape"],
+        counts=Counts(**state["counts"]),
+        named=[LeftOut(**item) for item in state["named"]],
+        ignored=set(state["ignored"]),
+        marks=[Mark(**mark) for mark in state["marks"]],
+        left_out_bytes=state["left_out_bytes"],
+    )
+
+
+def _summarise(folder: Path, key: str, hashes: list[str], names: list[str], tally: _Tally) -> None:
+    """Write what a later start wants to say about the data; the mark of unfinished work goes."""
+    summary = {
+        "key": key,
+        "hashes": hashes,
+        "shape": tally.shape,
+        "counts": asdict(tally.counts),
+        "left_out": [asdict(item) for item in tally.named[:NUM_NAMED]],
+        "num_left_out": tally.num_left_out,
+        "ignored": sorted(tally.ignored)[:NUM_NAMED],
+        "stores": names,
+    }
+    write_synced(folder / "prepared.json", orjson.dumps(summary))
+    (folder / _PROGRESS_FILE).unlink(missing_ok=True)
+    sync(folder)

@@ -11,36 +11,17 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.collate import MicroBatch, Samples, collate, empty_micro_batch
+from unisono.data.collate import MicroBatch, collate, empty_micro_batch
 from unisono.data.order import Order
 from unisono.data.pack import batch_by_count, batch_padded, pack
 from unisono.data.spread import CostModel, spread
+from unisono.data.store import TokenStore
 
 Indices = NDArray[np.int64]
-
-
-class Store(Samples, Protocol):
-    """A token store: tokens, targets and record id of each sample, all ``[samples]``, besides the samples."""
-
-    @property
-    def lengths(self) -> Indices:
-        """Tokens of each sample."""
-
-    @property
-    def num_targets(self) -> Indices:
-        """Targets of each sample."""
-
-    @property
-    def record(self) -> Indices:
-        """Place of each sample's record in the source order: its id."""
-
-    def __len__(self) -> int:
-        """Count the samples."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +60,7 @@ class Batches:
     """
 
     def __init__(
-        self, store: Store, cut: Cut, cost: CostModel, *, rank: int, world: int, equal_counts: bool = False
+        self, store: TokenStore, cut: Cut, cost: CostModel, *, rank: int, world: int, equal_counts: bool = False
     ) -> None:
         self._store = store
         self._cut = cut

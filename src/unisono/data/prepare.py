@@ -1,11 +1,12 @@
 """Prepare the data once: find it by its content, or make it under a lock and publish it by one rename.
 
-A prepared store is found by a key: a hash over the content of the data files, of the tokenizer's files and of
-every setting that matters. Whoever does not find it takes the key's lock; the kernel frees the lock when its holder
-dies. The holder writes under a private name, syncs, renames; the others wait and say for whom. So any number of
-processes and jobs may call ``prepare`` at once, and one that was killed leaves only a folder that the next one removes.
+A prepared store is found by a key: a hash over the content of the data files, of the tokenizer's files and of every
+setting that matters. A file's hash is known from earlier by its stamp, or comes out of the one pass that prepares it.
+Whoever does not find a store takes the lock of its request; the kernel frees the lock when its holder dies. The holder
+writes under a private name, syncs, renames; the others wait and say for whom. So any number of processes and jobs may
+call ``prepare`` at once, and the next one goes on where one was killed.
 
-When the store exists, neither torch nor transformers is imported.
+When the store exists, neither torch nor transformers is imported, and no data file is read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import secrets
 import shutil
 import socket
 import time
@@ -27,14 +27,17 @@ from typing import Any, cast
 
 import orjson
 
-from unisono.config.schema import DataSection, sources_of
-from unisono.data.build import Counts, Job, build
-from unisono.data.read import check_file
-from unisono.data.store import STORE_VERSION, Store, open_store
+from unisono.config.schema import DataSection, sources_of, validation_sets_of
+from unisono.cores import usable_cores
+from unisono.data.build import build
+from unisono.data.digests import Digests
+from unisono.data.job import Counts, Job, LeftOut
+from unisono.data.source.files import expand
+from unisono.data.store import STORE_VERSION, Joined, Store, TokenStore, open_store
 from unisono.durable import sync
-from unisono.errors import ModelError, OutputError
+from unisono.errors import ModelError, OutputError, UnisonoError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 NUM_SHOWN = 5
 WAIT_NOTICE_SECONDS = 3.0
 _POLL_SECONDS = 0.1
@@ -56,13 +59,35 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Stores that are ready, where the records went, and lines for the person."""
+    """Stores that are ready, where the records went, and lines for the person.
 
-    train: Store
-    validation: Store | None
+    train: the samples of all sources, one after the other; ``sizes`` and ``weights`` of each. validation: by the set's
+    name, which is empty for the only set of a plain list or share.
+    """
+
+    train: TokenStore
+    sizes: tuple[int, ...]
+    weights: tuple[float, ...]
+    validation: dict[str, TokenStore]
     counts: Counts
     format: str
     messages: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """One source or validation set: its stores, its summary, and what is said of it."""
+
+    folder: Path
+    summary: dict[str, Any]
+    messages: list[str]
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(**self.summary["counts"])
+
+    def store(self, name: str) -> Store:
+        return open_store(self.folder / name)
 
 
 def prepare(
@@ -71,113 +96,157 @@ def prepare(
     *,
     max_length: int,
     trust_remote_code: bool = False,
+    num_workers: int | None = None,
     progress: Callable[[str], None] = print,
 ) -> Prepared:
-    """Return the token stores of a run, making those that do not exist yet.
+    """Return the token stores of a run, making those that do not exist yet, on all cores.
 
     Safe to call from any number of processes at once. DataError names file and line; ModelError is about the tokenizer.
     """
     share = data.validation if isinstance(data.validation, float) else 0.0
-    stores = Path(data.cache_dir).expanduser() / "stores"
+    cache = _Cache(Path(data.cache_dir).expanduser(), num_workers or usable_cores(), progress)
 
-    def job(files: list[str], validation_share: float) -> Job:
-        return Job(
-            files=tuple(Path(name).expanduser() for name in files),
-            shape=data.format,
-            max_length=max_length,
-            overlong=data.overlong,
-            on_error=data.on_error,
-            max_skipped=data.max_skipped,
+    def part(kind: str, name: str, files: list[str], validation_share: float) -> _Part:
+        job = make_job(
+            data,
+            files,
+            tokenizer_dir,
+            max_length,
             validation_share=validation_share,
-            tokenizer_dir=tokenizer_dir,
             trust_remote_code=trust_remote_code,
         )
+        folder, summary = cache.obtain(job)
+        return _Part(folder, summary, _messages(f"{kind} {name}".rstrip(), job, folder, summary))
 
-    files = [name for names in sources_of(data).values() for name in names]
-    folder, summary = _obtain(job(files, share), stores, progress)
-    messages = _messages("train", job(files, share), folder, summary)
-    validation = open_store(folder / "validation") if share else None
-    if isinstance(data.validation, list) and data.validation:
-        theirs = job(data.validation, 0.0)
-        their_folder, their_summary = _obtain(theirs, stores, progress)
-        messages += _messages("validation", theirs, their_folder, their_summary)
-        validation = open_store(their_folder / "train")
+    sources = {name: part("train", name, files, share) for name, files in sources_of(data).items()}
+    stores = [source.store("train") for source in sources.values()]
+    sets = {name: part("validation", name, files, 0.0) for name, files in validation_sets_of(data).items()}
+    validation: dict[str, TokenStore] = {name: found.store("train") for name, found in sets.items()}
+    if share:
+        validation = {name: source.store("validation") for name, source in sources.items()}
     return Prepared(
-        train=open_store(folder / "train"),
+        train=stores[0] if len(stores) == 1 else Joined(stores),
+        sizes=tuple(map(len, stores)),
+        weights=tuple(data.weights.get(name, 1.0) for name in sources),
         validation=validation,
-        counts=Counts(**summary["counts"]),
-        format=str(summary["shape"]),
-        messages=tuple(messages),
+        counts=sum((source.counts for source in sources.values()), Counts()),
+        format=", ".join(dict.fromkeys(str(source.summary["shape"]) for source in sources.values())),
+        messages=tuple(line for found in (*sources.values(), *sets.values()) for line in found.messages),
     )
 
 
-def store_key(job: Job, progress: Callable[[str], None]) -> str:
-    """Hash everything that the prepared tokens depend on."""
+def make_job(
+    data: DataSection,
+    files: list[str],
+    tokenizer_dir: Path,
+    max_length: int,
+    *,
+    validation_share: float,
+    trust_remote_code: bool,
+) -> Job:
+    """Say what is to be prepared of some files; DataError names all that cannot be read."""
+    return Job(
+        files=expand(files),
+        shape=data.format,
+        fields=tuple(sorted(data.fields.items())),
+        targets=data.targets,
+        max_length=max_length,
+        overlong=data.overlong,
+        on_error=data.on_error,
+        max_skipped=data.max_skipped,
+        validation_share=validation_share,
+        tokenizer_dir=tokenizer_dir,
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def settings_of(job: Job) -> list[object]:
+    """Return everything but the files that the prepared tokens depend on."""
     names = {path for pattern in _TOKENIZER_FILES for path in job.tokenizer_dir.glob(pattern) if path.is_file()}
     if not any(path.name.startswith(("tokenizer", "vocab", "spiece")) for path in names):
         raise ModelError("there is no tokenizer in the folder", where=str(job.tokenizer_dir))
-    parts = {
-        "version": [FORMAT_VERSION, STORE_VERSION, version("transformers"), version("tokenizers"), version("jinja2")],
-        "data": [_hash_file(path, progress) for path in job.files],
-        "kinds": [path.suffix.lower() for path in job.files],
-        "tokenizer": [[path.name, _hash_file(path, progress)] for path in sorted(names)],
-        "settings": [job.shape, job.max_length, job.overlong, job.on_error, job.max_skipped, job.validation_share],
-        "trust_remote_code": job.trust_remote_code,
-    }
+    return [
+        [FORMAT_VERSION, STORE_VERSION, version("transformers"), version("tokenizers"), version("jinja2")],
+        [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in sorted(names)],
+        [job.shape, job.fields, job.targets, job.max_length, job.overlong, job.on_error, job.max_skipped],
+        [job.validation_share, job.trust_remote_code],
+    ]
+
+
+def _key(*parts: object) -> str:
     return hashlib.sha256(orjson.dumps(parts)).hexdigest()[:32]
 
 
-def _hash_file(path: Path, progress: Callable[[str], None]) -> str:
-    digest = hashlib.sha256()
-    size = max(1, path.stat().st_size)
-    num_bytes = 0
-    spoke = time.monotonic()
-    with path.open("rb") as file:
-        while chunk := file.read(2**22):
-            digest.update(chunk)
-            num_bytes += len(chunk)
-            if time.monotonic() - spoke > WAIT_NOTICE_SECONDS:
-                spoke = time.monotonic()
-                progress(f"preparing data: {num_bytes / size:.0%} of {path.name} compared with earlier data")
-    return digest.hexdigest()
+class _Cache:
+    """The folder with prepared stores; finds them by content, makes those that are missing."""
 
+    def __init__(self, folder: Path, num_workers: int, progress: Callable[[str], None]) -> None:
+        self._stores = folder / "stores"
+        self._digests = Digests(folder / "digests")
+        self._num_workers = num_workers
+        self._progress = progress
 
-def _obtain(job: Job, stores: Path, progress: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
-    """Return the folder of a job's stores and its summary, building them if they are not there."""
-    for path in job.files:
-        check_file(path)
-    key = store_key(job, progress)
-    folder = stores / key
-    if not folder.is_dir():
+    def obtain(self, job: Job) -> tuple[Path, dict[str, Any]]:
+        """Return the folder of a job's stores and its summary, building them if they are not there."""
+        settings = settings_of(job)
         try:
-            stores.mkdir(parents=True, exist_ok=True)
-            with _locked(stores / f"{key}.lock", progress):
-                if not folder.is_dir():
-                    _make(job, folder, key, progress)
+            self._stores.mkdir(parents=True, exist_ok=True)
+            key = self._find(job, settings) or self._make_alone(job, settings)
         except OSError as error:
             raise OutputError(
                 f"prepared data cannot be written: {error.strerror or error}",
-                where=str(error.filename or stores),
+                where=str(error.filename or self._stores),
                 hint="data.cache_dir must be a folder with free space that can be written",
             ) from error
-    return folder, cast(dict[str, Any], orjson.loads((folder / "prepared.json").read_bytes()))
+        folder = self._stores / key
+        return folder, cast(dict[str, Any], orjson.loads((folder / "prepared.json").read_bytes()))
+
+    def _find(self, job: Job, settings: list[object]) -> str | None:
+        """Return the key of a finished store; None when a file's content is not known or nothing is there for it."""
+        hashes = [self._digests.find(file, self._progress) for file in job.files]
+        if None in hashes:
+            return None
+        key = _content_key(job, settings, cast(list[str], hashes))
+        return key if (self._stores / key).is_dir() else None
+
+    def _make_alone(self, job: Job, settings: list[object]) -> str:
+        """Build while nobody else does; whoever waited looks again first."""
+        stamps = [file.stamp() for file in job.files]
+        request = _key(settings, [file.name for file in job.files], stamps)
+        with _locked(self._stores / f"{request}.lock", self._progress):
+            return self._find(job, settings) or self._make(job, settings, request, stamps)
+
+    def _make(self, job: Job, settings: list[object], request: str, stamps: list[str | None]) -> str:
+        """Build under a private name and publish by one rename. The caller holds the request's lock."""
+        sizes = [file.num_bytes for file in job.files]
+        size = "" if None in sizes else f", {sum(size or 0 for size in sizes) / 1e6:,.1f} MB"
+        self._progress(f"preparing data: {len(job.files)} file(s){size}")
+        private = self._stores / f"{request}.part"
+        if None in stamps:
+            shutil.rmtree(private, ignore_errors=True)  # nothing says that it was of the same content
+        try:
+            key, hashes = build(
+                job,
+                private,
+                lambda hashes: _content_key(job, settings, hashes),
+                num_workers=self._num_workers,
+                progress=self._progress,
+            )
+            if (self._stores / key).is_dir():  # the same content under other names
+                shutil.rmtree(private)
+            else:
+                private.rename(self._stores / key)
+            sync(self._stores)
+        except (UnisonoError, OSError):
+            shutil.rmtree(private, ignore_errors=True)
+            raise
+        for file, stamp, digest in zip(job.files, stamps, hashes):
+            self._digests.remember(file, stamp, digest)
+        return key
 
 
-def _make(job: Job, folder: Path, key: str, progress: Callable[[str], None]) -> None:
-    """Build under a private name and publish by one rename. The caller holds the key's lock."""
-    for leftover in folder.parent.glob(f"{key}.tmp-*"):
-        progress(f"preparing data: removing what a stopped process left: {leftover.name}")
-        shutil.rmtree(leftover)
-    num_bytes = sum(path.stat().st_size for path in job.files)
-    progress(f"preparing data: {len(job.files)} file(s), {num_bytes / 1e6:,.1f} MB")
-    private = folder.parent / f"{key}.tmp-{os.getpid()}-{secrets.token_hex(4)}"
-    private.mkdir()
-    try:
-        build(job, private, key, progress)
-        private.rename(folder)
-        sync(folder.parent)
-    finally:
-        shutil.rmtree(private, ignore_errors=True)
+def _content_key(job: Job, settings: list[object], hashes: list[str]) -> str:
+    return _key(settings, hashes, [[file.kind, file.compression] for file in job.files])
 
 
 @contextmanager
@@ -226,7 +295,7 @@ def _messages(name: str, job: Job, folder: Path, summary: dict[str, Any]) -> lis
     if num_left_out:
         tokens = counts.dropped_tokens / (counts.dropped_tokens + counts.tokens)
         lines.append(f"{name}: lost {num_left_out / counts.records:.1%} of the records and {tokens:.1%} of the tokens")
-        shown = [f"{job.files[x['file']]}:{x['line']}: {x['reason']}" for x in summary["left_out"][:NUM_SHOWN]]
+        shown = [LeftOut(**item).line(job) for item in summary["left_out"][:NUM_SHOWN]]
         lines += [f"{name}: left out {line}" for line in shown]
         if num_left_out > len(shown):
             lines.append(f"{name}: ... and {num_left_out - len(shown):,} more, all in {folder / 'left_out.jsonl'}")

@@ -11,7 +11,7 @@ from rich.text import Text as RichText
 
 from unisono.config.schema import DataSection
 from unisono.data.prepare import prepare
-from unisono.data.store import Ints, Store
+from unisono.data.store import Ints, TokenStore
 from unisono.data.template import load_tokenizer
 
 _TARGET_STYLE = "bold green"
@@ -44,19 +44,24 @@ def show(
     tokenizer = load_tokenizer(tokenizer_dir, trust_remote_code=trust_remote_code)
     store = prepared.train
     brackets = out.no_color or out.color_system is None
+    everything = np.arange(len(store))
     for index in range(min(number, len(store))):
-        head = f"record {store.record[index]}: {store.lengths[index]} tokens, {store.num_targets[index]} targets"
+        this = everything[index : index + 1]
+        record, length, num_targets = (
+            int(column[this][0]) for column in (store.record, store.lengths, store.num_targets)
+        )
+        head = f"record {record}: {length} tokens, {num_targets} targets"
         out.rule(head)
         out.print(_coloured(tokenizer, store, index, brackets=brackets), soft_wrap=True)
     out.rule("lengths in tokens")
-    for line in histogram(store.lengths):
+    for line in histogram(store.lengths[everything]):
         out.print(line, markup=False, highlight=False)
     out.rule()
     for line in prepared.messages:
         out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _coloured(tokenizer: Any, store: Store, index: int, *, brackets: bool) -> RichText:
+def _coloured(tokenizer: Any, store: TokenStore, index: int, *, brackets: bool) -> RichText:
     """Decode a sample run by run: context, targets, context ..."""
     ids, is_target = store.sample(index)
     borders = np.flatnonzero(np.diff(is_target)) + 1

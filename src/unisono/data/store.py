@@ -1,16 +1,17 @@
 """Tokens on disk: written once, then memory-mapped and never changed.
 
 A store is a folder: ``tokens.bin`` (int32, all samples one after the other), ``targets.bin`` (one byte per token,
-1 = predicted), ``index.npy`` (int64 ``[3, samples]``: lengths, target counts, record numbers) and ``store.json``
-(written last: version, key, sizes).
+1 = predicted), ``index.bin`` (int64 ``[samples, 4]``: first token, tokens, targets, record number) and ``store.json``
+(written last: version, key, sizes). All of it is mapped, so that opening costs the same for ten samples and a billion.
 """
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,26 +20,71 @@ import orjson
 from unisono.durable import sync, write_synced
 from unisono.errors import DataError
 
-STORE_VERSION = 1
+STORE_VERSION = 2
 Ints = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
+_START, _LENGTH, _TARGETS, _RECORD = range(4)
+_BYTES_PER_SAMPLE = 4 * 8
+
+
+class Column(Protocol):
+    """A number of each sample; reads what is asked for."""
+
+    def __getitem__(self, samples: Ints, /) -> Ints:
+        """Return the numbers of some samples."""
+
+
+class TokenStore(Protocol):
+    """Prepared samples, of one store or of several laid end to end.
+
+    lengths: tokens of each. num_targets: a target is a token that is predicted, so the first one never counts.
+    record: the record's place in the source order over all files (the sample's id; records left out leave gaps).
+    """
+
+    @property
+    def key(self) -> str:
+        """Hash of what the samples were made of."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all samples."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sample."""
+
+    @property
+    def lengths(self) -> Column:
+        """Tokens of each sample."""
+
+    @property
+    def num_targets(self) -> Column:
+        """Targets of each sample."""
+
+    @property
+    def record(self) -> Column:
+        """Number of each sample's record."""
+
+    def __len__(self) -> int:
+        """Count the samples."""
+
+    def sample(self, index: int) -> tuple[Ids, Flags]:
+        """Return the ids (int32 ``[tokens]``) and which of them are targets (bool ``[tokens]``; never the first)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Store:
-    """Prepared samples, read-only and memory-mapped.
-
-    lengths: int64 ``[samples]``, tokens of each. num_targets: int64 ``[samples]``; a target is a token that is
-    predicted, so the first one never counts. record: int64 ``[samples]``, the record's place in the source order
-    over all files (the sample's id; records left out leave gaps).
-    """
+    """One store, read-only and memory-mapped; the columns are int64 ``[samples]``. See ``TokenStore``."""
 
     folder: Path
     key: str
-    lengths: Ints
-    num_targets: Ints
-    record: Ints
+    num_records: int
+    num_tokens: int
+    longest: int
+    lengths: Ints = field(repr=False)
+    num_targets: Ints = field(repr=False)
+    record: Ints = field(repr=False)
     _starts: Ints = field(repr=False)
     _ids: Ids = field(repr=False)
     _is_target: Flags = field(repr=False)
@@ -48,7 +94,7 @@ class Store:
         return len(self.lengths)
 
     def sample(self, index: int) -> tuple[Ids, Flags]:
-        """Return the ids (int32 ``[tokens]``) and which of them are targets (bool ``[tokens]``; never the first)."""
+        """Return the ids and the targets of a sample; see ``TokenStore``."""
         start = int(self._starts[index])
         stop = start + int(self.lengths[index])
         return self._ids[start:stop], self._is_target[start:stop]
@@ -58,7 +104,8 @@ def open_store(folder: Path) -> Store:
     """Map a store into memory; DataError when it is damaged."""
     head = orjson.loads((folder / "store.json").read_bytes())
     num_samples, num_tokens = int(head["num_samples"]), int(head["num_tokens"])
-    for name, expected in (("tokens.bin", 4 * num_tokens), ("targets.bin", num_tokens)):
+    sizes = {"tokens.bin": 4 * num_tokens, "targets.bin": num_tokens, "index.bin": _BYTES_PER_SAMPLE * num_samples}
+    for name, expected in sizes.items():
         found = (folder / name).stat().st_size
         if found != expected:
             raise DataError(
@@ -66,42 +113,161 @@ def open_store(folder: Path) -> Store:
                 where=str(folder),
                 hint="remove the folder; it is made anew at the next start",
             )
-    index = np.load(folder / "index.npy", mmap_mode="r")
-    lengths, num_targets, record = (np.asarray(row) for row in index)
+    index = _mapped(folder / "index.bin", np.int64, 4 * num_samples).reshape(-1, 4)
     return Store(
         folder=folder,
         key=str(head["key"]),
-        lengths=lengths,
-        num_targets=num_targets,
-        record=record,
-        _starts=np.concatenate([[0], np.cumsum(lengths[:-1])]).astype(np.int64) if num_samples else lengths,
-        _ids=np.memmap(folder / "tokens.bin", np.int32, mode="r") if num_tokens else np.zeros(0, np.int32),
-        _is_target=np.memmap(folder / "targets.bin", np.bool_, mode="r") if num_tokens else np.zeros(0, np.bool_),
+        num_records=int(head["num_records"]),
+        num_tokens=num_tokens,
+        longest=int(head["longest"]),
+        lengths=index[:, _LENGTH],
+        num_targets=index[:, _TARGETS],
+        record=index[:, _RECORD],
+        _starts=index[:, _START],
+        _ids=_mapped(folder / "tokens.bin", np.int32, num_tokens),
+        _is_target=_mapped(folder / "targets.bin", np.bool_, num_tokens),
     )
 
 
-class StoreWriter:
-    """Append samples to a new store; it is complete once the ``with`` block ends without an error."""
+def _mapped(file: Path, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
+    """Map a file as a plain read-only array (an empty file cannot be mapped)."""
+    array = np.asarray(np.memmap(file, dtype, mode="r")) if count else np.zeros(0, dtype)
+    array.flags.writeable = False
+    return array
 
-    def __init__(self, folder: Path, key: str) -> None:
-        folder.mkdir()
+
+class Joined:
+    """Several stores laid end to end: sample and record numbers go on from one to the next."""
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self.stores = tuple(stores)
+        self.key = "+".join(store.key for store in stores)
+        self.num_tokens = sum(store.num_tokens for store in stores)
+        self.longest = max(store.longest for store in stores)
+        self._ends = np.cumsum([len(store) for store in stores])
+        self._records_before = np.cumsum([0, *(store.num_records for store in stores[:-1])])
+
+    def __len__(self) -> int:
+        """Count the samples."""
+        return int(self._ends[-1])
+
+    @property
+    def lengths(self) -> Column:
+        """Tokens of each sample."""
+        return _JoinedColumn(self._ends, [store.lengths for store in self.stores])
+
+    @property
+    def num_targets(self) -> Column:
+        """Targets of each sample."""
+        return _JoinedColumn(self._ends, [store.num_targets for store in self.stores])
+
+    @property
+    def record(self) -> Column:
+        """Number of each sample's record."""
+        return _JoinedColumn(self._ends, [store.record for store in self.stores], self._records_before)
+
+    def sample(self, index: int) -> tuple[Ids, Flags]:
+        """Return the ids and the targets of a sample; see ``TokenStore``."""
+        place = int(np.searchsorted(self._ends, index, side="right"))
+        before = int(self._ends[place - 1]) if place else 0
+        return self.stores[place].sample(index - before)
+
+
+class _JoinedColumn:
+    def __init__(self, ends: Ints, columns: list[Ints], added: Ints | None = None) -> None:
+        self._ends = ends
+        self._columns = columns
+        self._added = np.zeros(len(columns), np.int64) if added is None else added
+
+    def __getitem__(self, samples: Ints) -> Ints:
+        places = np.searchsorted(self._ends, samples, side="right")
+        found = np.empty(len(samples), np.int64)
+        for place, column in enumerate(self._columns):
+            here = places == place
+            before = self._ends[place - 1] if place else 0
+            found[here] = column[samples[here] - before] + self._added[place]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Samples on their way into a store: their ids and targets end to end, and what the index needs.
+
+    ids: int32 ``[tokens]``. is_target: bool ``[tokens]``. index: int64 ``[samples, 3]``: tokens, targets, record.
+    """
+
+    ids: Ids
+    is_target: Flags
+    index: Ints
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How much of a store is safely on disk."""
+
+    num_samples: int = 0
+    num_tokens: int = 0
+    longest: int = 0
+
+
+class StoreWriter:
+    """Append samples to a store that is complete once ``finish`` returns.
+
+    After ``mark`` everything written so far survives a power cut; a writer that is given the mark goes on from there.
+    """
+
+    def __init__(self, folder: Path, at: Mark = Mark()) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder = folder
-        self.key = key
-        self.num_tokens = 0
-        self._index: list[tuple[int, int, int]] = []
-        self._tokens = (folder / "tokens.bin").open("wb")
-        self._targets = (folder / "targets.bin").open("wb")
+        self._at = at
+        self._files = {
+            name: _open_at(folder / name, width * count)
+            for name, width, count in (
+                ("tokens.bin", 4, at.num_tokens),
+                ("targets.bin", 1, at.num_tokens),
+                ("index.bin", _BYTES_PER_SAMPLE, at.num_samples),
+            )
+        }
 
     def __len__(self) -> int:
         """Count the samples written so far."""
-        return len(self._index)
+        return self._at.num_samples
 
-    def append(self, ids: Ids, is_target: Flags, record: int) -> None:
-        """Write one sample: int32 and bool ``[tokens]``."""
-        self._tokens.write(ids.astype("<i4", copy=False).tobytes())
-        self._targets.write(is_target.astype(np.bool_, copy=False).tobytes())
-        self._index.append((len(ids), int(is_target.sum()), record))
-        self.num_tokens += len(ids)
+    def append(self, piece: Piece) -> None:
+        """Write some samples."""
+        lengths = piece.index[:, 0]
+        if len(lengths) == 0:
+            return
+        starts = self._at.num_tokens + np.cumsum(lengths) - lengths
+        self._files["tokens.bin"].write(np.ascontiguousarray(piece.ids, "<i4").data)
+        self._files["targets.bin"].write(np.ascontiguousarray(piece.is_target, np.bool_).data)
+        self._files["index.bin"].write(np.column_stack([starts, piece.index]).astype("<i8").tobytes())
+        self._at = Mark(
+            self._at.num_samples + len(lengths),
+            self._at.num_tokens + int(lengths.sum()),
+            max(self._at.longest, int(lengths.max())),
+        )
+
+    def mark(self) -> Mark:
+        """Wait until all that was written is on disk, and say how much it is."""
+        for name, file in self._files.items():
+            file.flush()
+            sync(self.folder / name)
+        return self._at
+
+    def finish(self, key: str, num_records: int) -> None:
+        """Complete the store; ``num_records``: records in its files, those left out too."""
+        at = self.mark()
+        head = {
+            "version": STORE_VERSION,
+            "key": key,
+            "num_samples": at.num_samples,
+            "num_tokens": at.num_tokens,
+            "num_records": num_records,
+            "longest": at.longest,
+        }
+        write_synced(self.folder / "store.json", orjson.dumps(head))
+        sync(self.folder)
 
     def __enter__(self) -> StoreWriter:
         """Return the writer."""
@@ -110,23 +276,14 @@ class StoreWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Flush everything to disk, ``store.json`` last; after an error only close."""
-        if kind is None:
-            with (self.folder / "index.npy").open("wb") as file:
-                np.save(file, np.array(self._index, np.int64).reshape(-1, 3).T.copy())
-                file.flush()
-                os.fsync(file.fileno())
-            for file in (self._tokens, self._targets):
-                file.flush()
-                os.fsync(file.fileno())
-        self._tokens.close()
-        self._targets.close()
-        if kind is None:
-            head = {
-                "version": STORE_VERSION,
-                "key": self.key,
-                "num_samples": len(self._index),
-                "num_tokens": self.num_tokens,
-            }
-            write_synced(self.folder / "store.json", orjson.dumps(head))
-            sync(self.folder)
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+
+
+def _open_at(file: Path, num_bytes: int) -> BinaryIO:
+    """Open for appending after the first ``num_bytes``; what stands behind them was never marked."""
+    handle = file.open("r+b" if file.exists() else "w+b")
+    handle.truncate(num_bytes)
+    handle.seek(num_bytes)
+    return handle

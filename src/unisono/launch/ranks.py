@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from unisono.config.schema import RunConfig
-from unisono.launch.cores import usable_cores
+from unisono.cores import usable_cores
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,81 @@
+"""Encode blocks on all cores, in order, with a bounded number of them under way.
+
+Small work stays in this process. The processes are forked from a server that has loaded the tokenizer's library once,
+and they are sent the tokenizer, so that none of them loads torch; they end with the server, and it ends with this
+process, whatever ends this one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any
+
+from unisono.data.block import Block, BlockEncoder, Encoded
+from unisono.data.job import Job
+from unisono.data.template import load_tokenizer
+from unisono.errors import UnisonoError
+from unisono.worker import die_with_parent
+
+_PRELOADED = ["unisono.data.block", "transformers.tokenization_utils_tokenizers"]
+_UNDER_WAY = 3  # blocks of a worker: one in work, one waiting, one finished out of order
+
+Encode = Callable[[Iterator[Block]], Iterator[Encoded]]
+_encoder: BlockEncoder | None = None  # of a worker process
+
+
+@contextmanager
+def encoding(job: Job, num_workers: int) -> Iterator[Encode]:
+    """Give a function from blocks to what became of them, in the same order."""
+    tokenizer = load_tokenizer(job.tokenizer_dir, trust_remote_code=job.trust_remote_code)
+    if num_workers == 1:
+        encoder = BlockEncoder(job, tokenizer)
+        yield lambda blocks: map(encoder, blocks)
+        return
+    sent = None if job.trust_remote_code else tokenizer  # code that came with a model is found by its folder only
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(_PRELOADED)
+    pool = ProcessPoolExecutor(num_workers, mp_context=server, initializer=_start, initargs=(job, sent))
+    try:
+        yield lambda blocks: _in_order(pool, blocks, _UNDER_WAY * num_workers)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _in_order(pool: ProcessPoolExecutor, blocks: Iterator[Block], limit: int) -> Iterator[Encoded]:
+    waiting: deque[Future[Encoded]] = deque()
+    try:
+        for block in blocks:
+            waiting.append(pool.submit(_encode, block))
+            while len(waiting) > limit or (waiting and waiting[0].done()):
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise UnisonoError(
+            "a process that prepares data was killed",
+            where="preparing data",
+            hint="memory is the usual cause: look at the kernel's log; what was prepared is kept, start again",
+        ) from error
+
+
+def _start(job: Job, tokenizer: Any) -> None:
+    """Begin life as a worker: die with the server, leave Ctrl-C to the parent, use one core."""
+    global _encoder
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if tokenizer is None:
+        tokenizer = load_tokenizer(job.tokenizer_dir, trust_remote_code=job.trust_remote_code)
+    _encoder = BlockEncoder(job, tokenizer)
+
+
+def _encode(block: Block) -> Encoded:
+    assert _encoder is not None, "the pool starts its workers with _start"
+    return _encoder(block)
