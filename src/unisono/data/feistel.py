@@ -77,7 +77,7 @@ class Feistel:
         return self._walk(values, range(NUM_ROUNDS)[::-1])
 
     def _walk(self, values: Indices, rounds: range) -> Indices:
-        if values.size and not (0 <= int(values.min()) and int(values.max()) < self.num_values):
+        if values.size and (int(values.min()) < 0 or int(values.max()) >= self.num_values):
             raise IndexError(f"a place outside of range({self.num_values:,})")
         walked = np.empty(len(values), np.int64)
         for start in range(0, len(values), _BLOCK):

@@ -53,7 +53,7 @@ def spread(costs: NDArray[np.float64], world: int) -> list[Indices]:
 
 
 def _integers(costs: NDArray[np.float64]) -> Indices:
-    """Scale to integers, whose sums depend on no order; exact to one part in 2**40 of the largest, which comes first."""
+    """Scale to integers, whose sums depend on no order; exact to 2**-40 of the largest, which comes first."""
     scale = 2.0**40 / float(costs[0]) if len(costs) and costs[0] > 0 else 1.0
     return np.rint(costs * scale).astype(np.int64)
 
@@ -89,10 +89,10 @@ def _exchange(values: Indices, rank_of: Indices, world: int) -> None:
         given = values[own][:, None] - value
         larger = np.maximum(loads[most] - given, loads[rank] + given)
         larger[:, rank == most] = loads[most]
-        best, back = np.unravel_index(larger.argmin(), larger.shape)
+        best, back = divmod(int(larger.argmin()), len(rank))
         if larger[best, back] >= loads[most]:
             return
-        other = rank[back]
+        other = int(rank[back])
         loads[[most, other]] += np.array([-1, 1]) * given[best, back]
         rank_of[own[best]] = other
         if back < len(others):
