@@ -1,4 +1,4 @@
-"""Order, spread and pack together: whatever the lengths, ranks, budgets and weights, each sample is trained when due."""
+"""Order, spread and pack together: for any lengths, ranks, budgets and weights each sample is trained when due."""
 
 from __future__ import annotations
 
