@@ -132,7 +132,7 @@ def train(place: Any, folder: Path, settings: Settings) -> Trace:
     optimizer = build_optimizer(optim, named)
     store = make_store(settings.shapes)
     order = Order(
-        store.lengths,
+        [len(store)],
         global_size=settings.global_size,
         global_tokens=None,
         seed=settings.seed,

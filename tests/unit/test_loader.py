@@ -89,7 +89,7 @@ def test_the_samples_of_an_update_do_not_depend_on_the_world(
 def run_of(shapes: list[tuple[int, int]], size: int, *, rank: int, world: int, prefetch: int = 0) -> list[UpdateBatch]:
     """All batches of two epochs."""
     store = make_store(shapes)
-    order = Order(store.lengths, global_size=size, global_tokens=None, seed=5)
+    order = Order([len(store)], global_size=size, global_tokens=None, seed=5)
     batches = Batches(store, Cut(True, 64), COST, rank=rank, world=world)
     return list(Loader(order, batches, first=1, last=order.num_updates(2), prefetch=prefetch))
 
@@ -153,7 +153,7 @@ class Watched:
 
 
 def loader(batches: Watched, prefetch: int, first: int = 1) -> Loader:
-    order = Order(np.ones(100, np.int64), global_size=1, global_tokens=None, seed=0)
+    order = Order([100], global_size=1, global_tokens=None, seed=0)
     return Loader(order, batches, first=first, last=100, prefetch=prefetch)  # type: ignore[arg-type]
 
 

@@ -48,6 +48,24 @@ def test_batches_by_count_are_full_but_the_last(lengths: list[int], size: int) -
     assert all(count == size for count in sizes[:-1]) and all(count <= size for count in sizes)
 
 
+@given(LENGTHS, st.integers(1, 300))
+def test_packing_is_about_as_good_as_first_fit(lengths: list[int], budget: int) -> None:
+    """At most 11/9 of the least possible and one more; first fit's rows stand in for the least."""
+    rooms: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        found = next((k for k, room in enumerate(rooms) if room >= length), None)
+        if found is None:
+            rooms.append(budget - length)
+        else:
+            rooms[found] -= length
+    assert len(pack(np.array(lengths, np.int64), budget)) <= 11 / 9 * len(rooms) + 1
+
+
+def test_packing_many_leaves_little_free() -> None:
+    lengths = np.random.default_rng(0).integers(1, 1500, 100_000)
+    assert len(pack(lengths, 8192)) <= 1.001 * lengths.sum() / 8192 + 1
+
+
 def test_packing_fills_rows() -> None:
     """Gaps are filled by what fits, the longest first."""
     rows = pack(np.array([60, 50, 40, 50]), 100)

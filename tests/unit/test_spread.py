@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from random import Random
 
 import numpy as np
 import pytest
@@ -55,6 +56,37 @@ def test_heavy_tailed_lengths_are_balanced(world: int, num_samples: int) -> None
         costs = cost(lengths, (lengths * generator.uniform(0.1, 1.0, num_samples)).astype(np.int64))
         most = max(costs[share].sum() for share in spread(costs, world))
         assert most <= 1.03 * max(costs.sum() / world, costs.max()), f"seed {seed}: {most / (costs.sum() / world):.3f}"
+
+
+def greedy(costs: np.ndarray, world: int) -> np.ndarray:
+    loads = np.zeros(world)
+    for cost in -np.sort(-costs):
+        loads[loads.argmin()] += cost
+    return loads
+
+
+@given(COSTS, st.integers(1, 9))
+def test_never_worse_than_longest_first(costs: list[float], world: int) -> None:
+    values = np.array(costs)
+    most = max(values[share].sum() for share in spread(values, world))
+    assert most <= greedy(values, world).max() * (1 + 1e-9)
+
+
+def test_an_exchange_mends_what_longest_first_cannot() -> None:
+    values = np.array([7.0, 7, 6, 6, 5, 5, 4, 4, 4])
+    assert greedy(values, 4).max() == 15
+    assert max(values[share].sum() for share in spread(values, 4)) < 15
+
+
+@given(st.lists(st.sampled_from([1.0, 2.0, 2.5, 7.0, 40.0]), min_size=1, max_size=40), st.integers(1, 9), st.randoms())
+def test_the_loads_do_not_depend_on_the_order(costs: list[float], world: int, dice: Random) -> None:
+    shuffled = costs.copy()
+    dice.shuffle(shuffled)
+    one, other = (
+        [float(np.array(values)[share].sum()) for share in spread(np.array(values), world)]
+        for values in (costs, shuffled)
+    )
+    assert one == other
 
 
 def test_cost_is_what_the_layers_do() -> None:
