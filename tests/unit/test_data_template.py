@@ -85,8 +85,9 @@ def encode(tokenizer: Any, record: Conversation | Text, shape: Shape = "messages
     (answer,) = Encoder(tokenizer, shape, 100_000).encode([record])
     if isinstance(answer, DataError):
         raise answer
-    assert isinstance(answer, Tokens)
-    return answer
+    assert isinstance(answer, tuple)
+    (tokens,) = answer
+    return tokens
 
 
 def runs(tokenizer: Any, tokens: Tokens) -> list[str]:
@@ -164,8 +165,10 @@ def test_b19_a_template_that_drops_or_doubles_an_answer_is_refused(folder: Path)
 
 def test_b19_marks_inside_the_text_do_not_mislead(folder: Path) -> None:
     tokenizer = tokenizer_with(CHATML, folder)
+    record = conversation("Unisono00001Mark", "Unisono00001Mark yes")
+    assert runs(tokenizer, encode(tokenizer, record)) == ["Unisono00001Mark yes<eos>"]
     with pytest.raises(DataError):
-        encode(tokenizer, conversation("a", "Unisono00001Mark yes"))
+        encode(tokenizer_with(TRIMMING, folder), conversation("a", "Unisono00001Mark yes "))
     assert runs(tokenizer, encode(tokenizer, conversation("Unisono", "Unisono00001"))) == ["Unisono00001<eos>"]
 
 
@@ -270,7 +273,7 @@ def test_b21_the_end_of_each_answer_is_a_target_even_if_padding_equals_it(tmp_pa
     shape: Shape = "messages" if template else "prompt_completion"
     records = [conversation("q" * (i + 1), "answer" * (i + 1)) for i in range(8)]
     answers = Encoder(tokenizer, shape, 1000).encode(records)
-    ends = [(tokens.ids[tokens.is_target] == 257).sum() for tokens in answers if isinstance(tokens, Tokens)]
+    ends = [(tokens.ids[tokens.is_target] == 257).sum() for (tokens,) in answers]  # type: ignore[misc]
     assert ends == [1] * 8
 
 
@@ -350,7 +353,7 @@ def test_overlong_records_are_counted_and_huge_ones_not_tokenised(folder: Path) 
     )
     assert exact == Overlong(30 + len("user\na") + 3 + len("assistant\n") + 3, exact=True)
     assert isinstance(huge, Overlong) and not huge.exact and 30 < huge.num_tokens < 50_000
-    assert isinstance(fits, Tokens)
+    assert isinstance(fits, tuple)
 
 
 _pieces = st.sampled_from(["a", " ", "\n", "assistant", "<eos>", "é", "user", "😀"])

@@ -123,7 +123,7 @@ def build(job: Job, folder: Path, key: str, progress: Callable[[str], None]) -> 
         writers = [stack.enter_context(StoreWriter(folder / name, key)) for name in names]
         for batch in _batches(_entries(job, shape, tally, Progress(job.files, progress))):
             for entry, result in zip(batch, encoder.encode([entry.record for entry in batch])):
-                _settle(job, entry, result, writers, tally)
+                _settle(job, entry, result[0] if isinstance(result, tuple) else result, writers, tally)
         for path, stamp in zip(job.files, stamps):
             if _stamp(path) != stamp:
                 raise DataError("the file was changed while it was read", where=str(path), hint="start again")
