@@ -28,25 +28,8 @@ NUM_RECORDS = 3000
 def chats(number: int) -> list[bytes]:
     """Make chats of 2 to 4 turns, about 250 tokens each."""
     chance = random.Random(0)
-    words = [
-        "the",
-        "model",
-        "learns",
-        "every",
-        "answer",
-        "once",
-        "and",
-        "then",
-        "forgets",
-        "what",
-        "42",
-        "people",
-        "said",
-        "about",
-        "gradients,",
-        "maybe",
-        "not.",
-    ]
+    words = ["the", "model", "learns", "every", "answer", "once", "and", "then", "forgets", "what", "42", "people"]
+    words += ["said", "about", "gradients,", "maybe", "not."]
     lines = []
     for _ in range(number):
         turns = chance.randint(2, 4)
@@ -78,8 +61,9 @@ def measure(name: str, folder: Path, lines: list[bytes], shape: Shape, fields: d
 
     pairs = [(seconds(alone, len(lines)), seconds(ours, len(lines))) for _ in range(PAIRS)]
     ratio = statistics.median(mine / theirs for theirs, mine in pairs)
-    print(f"{name}: {len(lines):,} records, {num_tokens / len(lines):.0f} tokens each; tokenizers alone "
-          f"{min(pair[0] for pair in pairs):.3f} s, ours {min(pair[1] for pair in pairs):.3f} s, ratio {ratio:.3f}")  # fmt: skip
+    theirs, mine = (min(side) for side in zip(*pairs))
+    print(f"{name}: {len(lines):,} records, {num_tokens / len(lines):.0f} tokens each")
+    print(f"    tokenizers alone {theirs:.3f} s, ours {mine:.3f} s, ratio {ratio:.3f}")
 
 
 def encode(encoder: Encoder, records: list[Any]) -> None:

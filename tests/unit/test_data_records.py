@@ -6,8 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from unisono.data.records import Conversation, Message, Shape, Text, content_share, convert, ignored_fields, recognise
+from unisono.data.turns import ROLES
 from unisono.errors import DataError
 
 USER, ANSWER = Message("user", "hi"), Message("assistant", "yes")
@@ -164,3 +167,43 @@ def test_the_share_depends_on_content_alone() -> None:
     thought = Conversation((USER, Message("assistant", "yes", reasoning="so")), "a:1")
     assert len({content_share(x) for x in (record, thought, Conversation(record.messages, "", ({"name": "f"},)))}) == 3
     assert content_share(Text("a", "")) != content_share(Text("b", ""))
+
+
+_scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(-1, 2), st.sampled_from(["", " ", "x", "{}", "[]", '{"name":"f"}'])
+)
+_json = st.recursive(
+    _scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(
+                ["role", "content", "from", "value", "tool_calls", "function", "name", "arguments", "train", "weight"]
+                + ["tools", "messages", "reasoning", "thinking", "tool_call_id", "id"]
+            ),
+            inner,
+            max_size=6,
+        ),
+    ),
+    max_leaves=12,
+)
+_turn = st.fixed_dictionaries(
+    {"role": st.sampled_from([*ROLES, "robot"]), "content": _json},
+    optional=dict.fromkeys(("tool_calls", "reasoning", "thinking", "train", "weight", "name", "tool_call_id"), _json),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(turns=st.lists(st.one_of(_turn, _json), max_size=3), tools=_json)
+def test_any_record_is_converted_or_refused_by_name(turns: list[Any], tools: Any) -> None:
+    try:
+        record = convert({"messages": turns, "tools": tools}, "messages", "a:1")
+    except DataError as error:
+        assert error.where == "a:1"
+        return
+    assert isinstance(record, Conversation)
+    assert 0 <= content_share(record) < 1
+    for message in record.messages:
+        assert isinstance(message.content, str) and isinstance(message.reasoning, str)
+        assert all(isinstance(call["function"]["arguments"], dict) for call in message.tool_calls)
+        json.dumps(message.as_dict())

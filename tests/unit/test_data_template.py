@@ -406,7 +406,7 @@ def test_the_short_way_gives_what_the_long_way_measures(
             assert quick == encoder._span(long.text, encoding, begin, end, closed, "a:1")
 
 
-def test_b22_no_second_beginning_token_whatever_tokenizer_and_template_add(tmp_path: Path) -> None:
+def test_no_second_beginning_token_whatever_tokenizer_and_template_add(tmp_path: Path) -> None:
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoTokenizer
 

@@ -159,7 +159,7 @@ class Encoder:
         if isinstance(record, Text):
             num_characters = len(record.text)
         else:
-            num_characters = sum([len(message.content) for message in record.messages])
+            num_characters = sum([len(message.content) + len(message.reasoning) for message in record.messages])
         if num_characters <= self._max_characters:
             return None
         if self._overlong == "truncate_prompt" and isinstance(record, Conversation) and self._targets != "all":
