@@ -1,14 +1,15 @@
 """Text from a conversation, as serving renders it: ``tokenizer.apply_chat_template``, sometimes on a shorter way.
 
-For conversations of roles and texts alone the template is compiled here, in the same sandbox, and called directly:
-``apply_chat_template`` looks at every value before it renders, which takes longer than the rendering. For each
-sequence of roles the two are compared once, and where they differ the shorter way is not taken.
+The template is compiled here, in the same sandbox, and called directly: ``apply_chat_template`` looks at every value
+before it renders, which takes longer than the rendering. The two are compared once for each sequence of roles and the
+fields that its messages have; where they differ the shorter way is not taken.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -30,6 +31,8 @@ class Renderer:
 
     def __init__(self, tokenizer: Any) -> None:
         template = tokenizer.chat_template
+        # A choice of templates, and reasoning under a second name, are the tokenizer's own business.
+        self._is_comparable = isinstance(template, str) and not re.search(r"\bthinking\b", template)
         if isinstance(template, dict):
             if "default" not in template:
                 names = ", ".join(sorted(template))
@@ -44,7 +47,7 @@ class Renderer:
                 where=str(tokenizer.name_or_path),
             ) from error
         self._special = dict(tokenizer.special_tokens_map)
-        self._is_equal: dict[tuple[str, ...], bool] = {}
+        self._is_equal: dict[Hashable, bool] = {}
 
     def __call__(
         self,
@@ -54,35 +57,51 @@ class Renderer:
         *,
         prompt: bool = False,
     ) -> str:
-        """Render on the long way; with ``prompt`` up to where the assistant would begin to speak.
+        """Render messages and tools; with ``prompt`` up to where the assistant would begin to speak.
 
         DataError when the template refuses the conversation.
         """
         chat = [message.as_dict() for message in messages]
+        kind = (prompt, bool(tools), *[(message["role"], *message) for message in chat])
+        return self._render(chat, kind, where, list(tools) or None, prompt)
+
+    def plain(self, messages: Sequence[Message], roles: tuple[str, ...], where: str) -> str:
+        """Render messages that are role and text alone."""
+        chat = [{"role": message.role, "content": message.content} for message in messages]
+        return self._render(chat, roles, where, None, False)
+
+    def _render(
+        self,
+        chat: list[dict[str, Any]],
+        kind: Hashable,
+        where: str,
+        tools: list[Mapping[str, Any]] | None,
+        prompt: bool,
+    ) -> str:
+        is_equal = self._is_equal.get(kind, None if self._is_comparable else False)
+        if is_equal is False:
+            return self._exact(chat, where, tools, prompt)
+        try:
+            text = self._direct(
+                messages=chat, tools=tools, documents=None, add_generation_prompt=prompt, **self._special
+            )
+        except _FAILURES:
+            return self._exact(chat, where, tools, prompt)  # it says what is wrong
+        if is_equal is None:
+            exact = self._exact(chat, where, tools, prompt)
+            self._is_equal[kind] = text == exact
+            return exact
+        return text
+
+    def _exact(
+        self, chat: list[dict[str, Any]], where: str, tools: list[Mapping[str, Any]] | None, prompt: bool
+    ) -> str:
         try:
             return str(
-                self._tokenizer.apply_chat_template(
-                    chat, tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt
-                )
+                self._tokenizer.apply_chat_template(chat, tools=tools, tokenize=False, add_generation_prompt=prompt)
             )
         except _FAILURES as error:
             raise DataError(f"the chat template refuses the record: {error}", where=where) from error
-
-    def plain(self, messages: Sequence[Message], roles: tuple[str, ...], where: str) -> str:
-        """Render messages of role and text alone, on the short way where it has been found equal."""
-        is_equal = self._is_equal.get(roles)
-        if is_equal is False:
-            return self(messages, where)
-        chat = [{"role": message.role, "content": message.content} for message in messages]
-        try:
-            text = self._direct(messages=chat, tools=None, documents=None, add_generation_prompt=False, **self._special)
-        except _FAILURES:
-            return self(messages, where)  # it says what is wrong
-        if is_equal is None:
-            exact = self(messages, where)
-            self._is_equal[roles] = text == exact
-            return exact
-        return text
 
 
 class _Generation(Extension):
