@@ -24,7 +24,7 @@ end marker, and nothing else. Where a text stands is not searched for:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -85,7 +85,8 @@ class ChatTemplate:
         added = sorted((token for token in tokenizer.get_added_vocab() if token.strip()), key=len, reverse=True)
         self._added_token = re.compile("|".join(map(re.escape, added))) if added else None
         self._frames: dict[tuple[str, ...], _Frame | None] = {}
-        self._closings: dict[tuple[str, ...], tuple[str, str]] = {}
+        self._closings: dict[Hashable, tuple[str, str]] = {}
+        self._shows_tools: set[Hashable] = set()
 
     def lay_out(self, record: Conversation, learned: Sequence[int], *, measured: bool = False) -> Layout:
         """Render a conversation and measure the answers of the messages ``learned``.
@@ -147,12 +148,16 @@ class ChatTemplate:
         return _Frame(re.split(r"Unisono\d{5}Mark", rendered), markers)
 
     def _check_tools(self, record: Conversation, text: str) -> None:
-        if record.tools and self.render(record.messages, record.where) == text:
+        kind = _kind(record.messages, record)
+        if not record.tools or kind in self._shows_tools:
+            return
+        if self.render(record.messages, record.where) == text:
             raise DataError(
                 "the chat template leaves the tool definitions out, so the model would not see them",
                 where=record.where,
                 hint="use the chat template of a model that was made for tools, or drop 'tools' from the record",
             )
+        self._shows_tools.add(kind)
 
     def _spans(self, record: Conversation, text: str, learned: Sequence[int]) -> list[Span]:
         """Place the answers by steps 2 to 4."""
@@ -322,10 +327,12 @@ class ChatTemplate:
         """Return the end marker of the answer of message ``i`` and what the template writes behind it at the end."""
         if not record.tools and all(message.is_plain for message in record.messages[: i + 1]):
             return self._closing(tuple(message.role for message in record.messages[: i + 1]), record.where)
-        answer = Message("assistant", _MARK.format(i))
-        return self._split_closing(
-            self.render([*record.messages[:i], answer], record.where, record.tools), answer.content
-        )
+        kind = _kind(record.messages[:i], record)
+        if kind not in self._closings:
+            answer = Message("assistant", _MARK.format(i))
+            rendered = self.render([*record.messages[:i], answer], record.where, record.tools)
+            self._closings[kind] = self._split_closing(rendered, answer.content)
+        return self._closings[kind]
 
     def _closing(self, roles: tuple[str, ...], where: str) -> tuple[str, str]:
         if roles not in self._closings:
@@ -338,6 +345,11 @@ class ChatTemplate:
         special = self._added_token.search(closing) if self._added_token else None
         marker = closing[: special.end()] if special else closing.rstrip()
         return marker, closing[len(marker) :]
+
+
+def _kind(messages: Sequence[Message], record: Conversation) -> Hashable:
+    """Name what decides how a template goes through messages: roles, fields, tools, but not the texts."""
+    return bool(record.tools), *[(message.role, *message.as_dict()) for message in messages]
 
 
 def _with_marks(
