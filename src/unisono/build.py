@@ -89,7 +89,8 @@ def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
     training.verify(packed=config.data.pack, device=world.device)
     batch, train = config.batch, inputs.data.train
     order = Order(
-        [len(train)],
+        inputs.data.sizes,
+        weights=inputs.data.weights,
         lengths=lambda samples: train.lengths[samples],
         global_size=batch.global_size,
         global_tokens=batch.global_tokens,

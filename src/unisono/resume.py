@@ -39,7 +39,7 @@ FIXED = {  # what the update numbered u means: changing one of these changes the
     ),
     "run": ("seed",),
     "batch": ("global_size", "global_tokens"),
-    "data": ("shuffle",),
+    "data": ("shuffle", "weights"),
     "model": ("path", "lora"),  # adapters are stored without their base
     "precision": ("compute", "weights"),
 }

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.tiny import CHATML, save_tokenizer
-from unisono.data.encode import Encoder, Overlong, Tokens
+from unisono.data.encode import Encoder, Overlong, Tokens, _quick_span, open_encoder
 from unisono.data.records import Conversation, Message, Shape, Text
+from unisono.data.template import ChatTemplate
 from unisono.errors import DataError, ModelError
 
 # Removes <t>..</t> from all but the last assistant turn.
@@ -85,8 +86,9 @@ def encode(tokenizer: Any, record: Conversation | Text, shape: Shape = "messages
     (answer,) = Encoder(tokenizer, shape, 100_000).encode([record])
     if isinstance(answer, DataError):
         raise answer
-    assert isinstance(answer, Tokens)
-    return answer
+    assert isinstance(answer, tuple)
+    (tokens,) = answer
+    return tokens
 
 
 def runs(tokenizer: Any, tokens: Tokens) -> list[str]:
@@ -164,8 +166,10 @@ def test_b19_a_template_that_drops_or_doubles_an_answer_is_refused(folder: Path)
 
 def test_b19_marks_inside_the_text_do_not_mislead(folder: Path) -> None:
     tokenizer = tokenizer_with(CHATML, folder)
+    record = conversation("Unisono00001Mark", "Unisono00001Mark yes")
+    assert runs(tokenizer, encode(tokenizer, record)) == ["Unisono00001Mark yes<eos>"]
     with pytest.raises(DataError):
-        encode(tokenizer, conversation("a", "Unisono00001Mark yes"))
+        encode(tokenizer_with(TRIMMING, folder), conversation("a", "Unisono00001Mark yes "))
     assert runs(tokenizer, encode(tokenizer, conversation("Unisono", "Unisono00001"))) == ["Unisono00001<eos>"]
 
 
@@ -270,7 +274,7 @@ def test_b21_the_end_of_each_answer_is_a_target_even_if_padding_equals_it(tmp_pa
     shape: Shape = "messages" if template else "prompt_completion"
     records = [conversation("q" * (i + 1), "answer" * (i + 1)) for i in range(8)]
     answers = Encoder(tokenizer, shape, 1000).encode(records)
-    ends = [(tokens.ids[tokens.is_target] == 257).sum() for tokens in answers if isinstance(tokens, Tokens)]
+    ends = [(tokens.ids[tokens.is_target] == 257).sum() for (tokens,) in answers]  # type: ignore[misc]
     assert ends == [1] * 8
 
 
@@ -350,7 +354,7 @@ def test_overlong_records_are_counted_and_huge_ones_not_tokenised(folder: Path) 
     )
     assert exact == Overlong(30 + len("user\na") + 3 + len("assistant\n") + 3, exact=True)
     assert isinstance(huge, Overlong) and not huge.exact and 30 < huge.num_tokens < 50_000
-    assert isinstance(fits, Tokens)
+    assert isinstance(fits, tuple)
 
 
 _pieces = st.sampled_from(["a", " ", "\n", "assistant", "<eos>", "é", "user", "😀"])
@@ -370,3 +374,130 @@ def test_any_conversation_gives_its_answers(
     answers = [text if template == CHATML else text.strip() for text in contents[1::2]]
     learned = runs(tokenizer, encode(tokenizer, record))
     assert learned == [f"{answer}<eos>" for answer in answers]
+
+
+AWKWARD = st.sampled_from(
+    ["<think>", "</think>", "Unisono00001Mark", "assistant\n", "\u2028", "x", "\n\n", "<eos>", "👩‍👩‍👧", "é"]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    contents=st.lists(st.lists(st.one_of(_pieces, AWKWARD), min_size=1, max_size=5).map("".join), min_size=2),
+    template=st.sampled_from([CHATML, TRIMMING, TEMPLATE_B, TEMPLATE_C, REASONING]),
+)
+def test_the_short_way_gives_what_the_long_way_measures(
+    tmp_path_factory: pytest.TempPathFactory, contents: list[str], template: str
+) -> None:
+    tokenizer = tokenizer_with(template, tmp_path_factory.getbasetemp() / "any")
+    record = conversation(*contents)
+    chat = ChatTemplate(tokenizer)
+    learned = range(1, len(contents), 2)
+    try:
+        long = chat.lay_out(record, learned, measured=True)
+    except DataError:
+        return  # the long way may refuse where a text looks like a mark
+    assert chat.lay_out(record, learned) == long
+    assert long.text == tokenizer.apply_chat_template([m.as_dict() for m in record.messages], tokenize=False)
+    encoding = tokenizer.backend_tokenizer.encode(long.text, add_special_tokens=False)
+    encoder = Encoder(tokenizer, "messages", 10_000)
+    for begin, end, closed in long.spans:
+        if (quick := _quick_span(encoding, begin, closed)) is not None:
+            assert quick == encoder._span(long.text, encoding, begin, end, closed, "a:1")
+
+
+def test_no_second_beginning_token_whatever_tokenizer_and_template_add(tmp_path: Path) -> None:
+    from tokenizers.processors import TemplateProcessing
+    from transformers import AutoTokenizer
+
+    brings = "<bos>" + CHATML.replace("<bos>", "")
+    for number, (template, begins) in enumerate(((brings, True), (CHATML.replace("<bos>", ""), False), (None, True))):
+        tokenizer = AutoTokenizer.from_pretrained(save_tokenizer(tmp_path / str(number), chat_template=template))
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", 256)]
+        )
+        record = conversation("a", "b")
+        tokens = encode(tokenizer, record, "prompt_completion")
+        assert (tokens.ids == 256).sum() == int(begins) and (tokens.ids[0] == 256) == begins
+        if template:
+            theirs = tokenizer.apply_chat_template([m.as_dict() for m in record.messages], return_dict=True)
+            assert tokens.ids.tolist() == theirs["input_ids"]
+        for text in ("abc", "<bos>abc", "<bos>abc<eos>"):
+            tokens = encode(tokenizer, Text(text, "a:1"), "text")
+            assert tokenizer.decode(tokens.ids) == "<bos>abc<eos>" and tokens.is_target.tolist() == [False] + [True] * 4
+
+
+def test_b23_a_prompt_that_is_too_long_is_cut_and_an_answer_never(folder: Path) -> None:
+    tokenizer = tokenizer_with(CHATML, folder)
+    record = conversation("a" * 50, "yes")
+    whole = encode(tokenizer, record)
+    encoder = Encoder(tokenizer, "messages", 20, overlong="truncate_prompt")
+    (answer,) = encoder.encode([record])
+    assert isinstance(answer, tuple) and answer[0].is_cut and len(answer[0].ids) == 20
+    assert answer[0].ids[0] == 256 and answer[0].ids[1:].tolist() == whole.ids[-19:].tolist()
+    assert runs(tokenizer, answer[0]) == ["yes<eos>"]
+    for length, fits in ((7, True), (6, True), (5, False)):  # yes, its end, a newline, and what precedes them
+        (answer,) = Encoder(tokenizer, "messages", length, overlong="truncate_prompt").encode([record])
+        assert (answer == Overlong(len(whole.ids), exact=True)) is not fits
+        if fits:
+            assert isinstance(answer, tuple) and runs(tokenizer, answer[0]) == ["yes<eos>"]
+    huge, hopeless, short = encoder.encode(
+        [conversation("a" * 100_000, "yes"), conversation("a", "y" * 100_000), conversation("a", "y")]
+    )
+    assert isinstance(huge, tuple) and runs(tokenizer, huge[0]) == ["yes<eos>"]
+    assert isinstance(hopeless, Overlong) and not hopeless.exact
+    assert isinstance(short, Overlong | tuple)
+    (middle,) = encoder.encode([conversation("a" * 50, "yes", "b" * 50, "no")])
+    assert middle == Overlong(len(encode(tokenizer, conversation("a" * 50, "yes", "b" * 50, "no")).ids), exact=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=st.integers(3, 12), text=st.text("ab é", min_size=1, max_size=60).filter(str.strip))
+def test_a_split_text_loses_nothing(tmp_path_factory: pytest.TempPathFactory, size: int, text: str) -> None:
+    tokenizer = tokenizer_with(CHATML, tmp_path_factory.getbasetemp() / "any")
+    (pieces,) = Encoder(tokenizer, "text", size, overlong="split").encode([Text(text, "a:1")])
+    assert isinstance(pieces, tuple)
+    assert np.concatenate([piece.ids for piece in pieces]).tolist() == [*text.encode(), 257]
+    for piece in pieces:
+        assert 2 <= len(piece.ids) <= size
+        assert piece.is_target.tolist() == [False] + [True] * (len(piece.ids) - 1)
+
+
+def test_conversations_are_not_split(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.overlong is split[\s\S]*truncate_prompt"):
+        Encoder(tokenizer_with(CHATML, folder), "messages", 10, overlong="split")
+
+
+def test_what_the_tokenizers_library_refuses_is_told(tmp_path: Path) -> None:
+    place = save_tokenizer(tmp_path / "t")
+    file = place / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(content | {"model": {"type": "Unknown"}}), encoding="utf-8")
+    with pytest.raises(ModelError, match="the tokenizer cannot be loaded"):
+        open_encoder(place, "messages", 100)
+
+
+def test_a_template_that_is_not_jinja_is_told(tmp_path: Path) -> None:
+    place = save_tokenizer(tmp_path / "t", chat_template="{% for m in messages %}{{ m.content }}")
+    with pytest.raises(ModelError, match="not valid Jinja"):
+        open_encoder(place, "messages", 100)
+
+
+def test_the_starter_has_the_ids_of_serving() -> None:
+    folders = sorted((Path.home() / ".cache/unisono/starter").glob("*/tokenizer.json"))
+    if not folders:
+        pytest.skip("the starter model is not there")
+    encoder = open_encoder(folders[0].parent, "messages", 8192)
+    tokenizer = encoder._tokenizer
+    num_seen = 0
+    for record in conversations_of_b19():
+        if any(m.content != m.content.strip() for m in record.messages):
+            continue  # this tokenizer joins white space at the border to the header's newline
+        num_seen += 1
+        (answer,) = encoder.encode([record])
+        assert isinstance(answer, tuple)
+        theirs = tokenizer.apply_chat_template([m.as_dict() for m in record.messages], return_dict=True)["input_ids"]
+        assert answer[0].ids.tolist() == theirs
+        answers = [m.content + "<|im_end|>" for m in record.messages if m.role == "assistant"]
+        assert runs(tokenizer, answer[0]) == answers
+    assert num_seen > 5
