@@ -79,8 +79,11 @@ def _read_at_random(file: SourceFile, content: BinaryIO, source: FileBytes, limi
     elif is_array(content):
         yield from read_array(content, file.name, limit_bytes, file_bytes)
     else:
-        # Not an array: one record a line, as in .jsonl.
-        yield from read_json_lines(content, source, limit_bytes)
+        # Not an array: one record a line, as in .jsonl. What was unpacked first has been read as far as it lies there.
+        is_unpacked = bool(file.compression) or file.is_remote
+        again = FileBytes(content, file.name, source.size, None, is_remote=False)
+        lines = io.BufferedReader(again, io.DEFAULT_BUFFER_SIZE)
+        yield from read_json_lines(lines, source if is_unpacked else again, limit_bytes)
 
 
 def _read_through(file: SourceFile, content: io.BufferedReader, source: FileBytes, limit_bytes: int) -> Iterator[Raw]:

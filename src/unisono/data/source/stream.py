@@ -2,6 +2,7 @@
 
 An archive that is cut off or damaged, a file that ends before its size and bytes behind an archive are a DataError;
 what comes before has been read by then. Several gzip members or zstandard frames in one file are one content.
+Damage inside a zstandard frame that was written without a checksum (the command writes one) can go unseen.
 """
 
 from __future__ import annotations
@@ -147,8 +148,9 @@ class _Decompressed(io.RawIOBase):
             self._num_members += 1
             return True
         if self._num_members and padding:
-            while not (self._pending := self._pending.lstrip(padding)) and self._fill():
-                pass
+            self._pending = self._pending.lstrip(padding)
+            while not self._pending and self._fill():
+                self._pending = self._pending.lstrip(padding)
         if not self._pending and self._num_members:
             self._has_ended = True
             return False
