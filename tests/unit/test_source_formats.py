@@ -22,7 +22,7 @@ from support.forms import PACK, WRITE, json_lines, parquet, shard, tar, zstd
 from unisono.data.source.files import SourceFile, expand
 from unisono.data.source.raw import MAX_RECORD_BYTES, Raw, parse
 from unisono.data.source.read import read_records
-from unisono.errors import DataError
+from unisono.errors import DataError, OutputError
 
 THREE: list[dict[str, object]] = [{"text": "eins"}, {"text": 'zwölf, "x"\nund'}, {"text": "007"}]
 
@@ -280,3 +280,9 @@ def test_what_was_written_is_read(
     folder = tmp_path_factory.mktemp("source")
     file = write(folder, f"a.{kind}{packing}", PACK[packing](WRITE[kind](records)))
     assert [raw.value for raw in read(file)] == records
+
+
+def test_no_room_to_unpack_is_told(tmp_path: Path) -> None:
+    file = write(tmp_path, "a.json.gz", gzip.compress(b"[]"))
+    with pytest.raises(OutputError, match=r"nowhere: a file that must be unpacked .* No such file"):
+        list(read_records(file, scratch=tmp_path / "nowhere"))

@@ -124,7 +124,8 @@ def _library_errors() -> tuple[type[BaseException], ...]:
 
 def _explain(error: BaseException, kind: str) -> tuple[str, str | None]:
     """Say what happened, and what to do; web errors stand behind a FileNotFoundError that hides them."""
-    cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+    is_hidden = kind in ("http", "https") and isinstance(error, FileNotFoundError)
+    cause = error.__cause__ if is_hidden and error.__cause__ else error
     status = vars(cause).get("status")
     text = " ".join(str(cause).split())
     if isinstance(cause, FileNotFoundError) or status == 404:

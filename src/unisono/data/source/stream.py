@@ -245,21 +245,32 @@ def random_access(
         with _told_locally(name):
             opened: Any = open(name, "rb")  # noqa: SIM115 (closed below; its errors are told, those inside are not)
     else:
-        opened = _spool(open_content(source, name, compression), scratch)
+        opened = _unnamed_file(scratch)
     with opened as file:
+        if not is_itself:
+            _spool(open_content(source, name, compression), file, scratch)
         yield file
 
 
-def _spool(content: io.BufferedReader, scratch: Path | None) -> Any:
+def _unnamed_file(scratch: Path | None) -> Any:
     try:
-        file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 (the caller closes it)
+        return tempfile.TemporaryFile(dir=scratch)
+    except OSError as error:
+        raise _no_room(error, scratch) from error
+
+
+def _spool(content: io.BufferedReader, file: BinaryIO, scratch: Path | None) -> None:
+    try:
         while piece := content.read(_PIECE_BYTES):
             file.write(piece)
-        file.seek(0)
+        file.seek(0)  # writes what is buffered
     except OSError as error:
-        raise OutputError(
-            f"a file that must be unpacked or fetched before it is read cannot be written: {error.strerror or error}",
-            where=str(scratch or tempfile.gettempdir()),
-            hint="make room there, or unpack it yourself",
-        ) from error
-    return file
+        raise _no_room(error, scratch) from error
+
+
+def _no_room(error: OSError, scratch: Path | None) -> OutputError:
+    return OutputError(
+        f"a file that must be unpacked or fetched before it is read cannot be written: {error.strerror or error}",
+        where=str(scratch or tempfile.gettempdir()),
+        hint="make room there, or unpack it yourself",
+    )
