@@ -114,6 +114,14 @@ def test_a_stamp_changes_with_the_file(folder: Path) -> None:
     assert file.stamp() != stamp
 
 
+def test_a_file_that_vanishes_is_named(folder: Path) -> None:
+    (file,) = expand(["a.jsonl"])
+    (folder / "a.jsonl").unlink()
+    for action in (file.stamp, lambda: file.num_bytes, lambda: list(read_records(file))):
+        with pytest.raises(DataError, match=r"a.jsonl: cannot be read: No such file"):
+            action()
+
+
 def test_a_dataset_folder_is_read(folder: Path) -> None:
     records = [{"messages": [{"role": "user", "content": str(i)}], "n": None} for i in range(700)]
     made = datasets.Dataset.from_list(records)

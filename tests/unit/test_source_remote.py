@@ -127,6 +127,10 @@ def test_patterns_and_braces_of_a_bucket(bucket: str) -> None:
         expand([f"{bucket}/*.csv"])
 
 
+def test_a_pattern_of_a_server_that_lists_its_files(web: str) -> None:
+    assert [file.name for file in expand([f"{web}/*.jsonl"])] == [f"{web}/a.jsonl", f"{web}/b.jsonl"]
+
+
 def test_a_changed_object_has_another_stamp(bucket: str) -> None:
     import boto3
 

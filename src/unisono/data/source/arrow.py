@@ -6,11 +6,10 @@ bytes, maps) is refused by name: how it would be written as text is not ours to 
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, BinaryIO
-
-import orjson
 
 from unisono.data.source.libraries import load_library
 from unisono.data.source.raw import Raw, too_big, unusable
@@ -58,7 +57,7 @@ def read_batch(batch: Any, num_before: int, limit_bytes: int, end_bytes: int) ->
         return
     may_be_big = batch.nbytes > limit_bytes
     for i, row in enumerate(rows, num_before + 1):
-        if may_be_big and len(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)) > limit_bytes:
+        if may_be_big and len(json.dumps(row, ensure_ascii=False).encode()) > limit_bytes:
             yield unusable(f"row {i}", too_big(limit_bytes), end_bytes)
         else:
             yield Raw(f"row {i}", None, row, "", end_bytes)

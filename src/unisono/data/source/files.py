@@ -18,6 +18,7 @@ import orjson
 from unisono.data.source.datasets import dataset_files, find_dataset, hub_id
 from unisono.data.source.names import HUB, REMOTE_SCHEMES, Compression, Kind, expand_braces, is_glob, kind_of, scheme
 from unisono.data.source.remote import list_matches, read_info, size_of, stamp_of
+from unisono.data.source.stream import told_locally
 from unisono.errors import DataError
 
 _NUM_NAMED = 20
@@ -39,9 +40,8 @@ class SourceFile:
         """The size as the file lies there, compressed or not; None when it is not known."""
         if self.is_remote:
             return self._known_bytes
-        if self.kind == "dataset":
-            return sum(path.stat().st_size for path in dataset_files(Path(self.name)))
-        return Path(self.name).stat().st_size
+        with told_locally(self.name):
+            return sum(path.stat().st_size for path in self._paths())
 
     def stamp(self) -> str | None:
         """Identify this version without reading it, or return None when nothing is to be trusted.
@@ -54,13 +54,16 @@ class SourceFile:
             return self.name if is_commit else None
         if self.is_remote:
             return stamp_of(self.name, read_info(self.name))
-        paths = dataset_files(Path(self.name)) if self.kind == "dataset" else [Path(self.name)]
         parts: list[list[str | int]] = []
-        for path in paths:
-            status = path.stat()
-            identity = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
-            parts.append([os.path.abspath(path), *identity])
+        with told_locally(self.name):
+            for path in self._paths():
+                status = path.stat()
+                identity = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
+                parts.append([os.path.abspath(path), *identity])
         return orjson.dumps(parts).decode()
+
+    def _paths(self) -> list[Path]:
+        return dataset_files(Path(self.name)) if self.kind == "dataset" else [Path(self.name)]
 
 
 def expand(names: Sequence[str]) -> tuple[SourceFile, ...]:

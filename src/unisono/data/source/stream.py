@@ -58,7 +58,7 @@ class FileBytes(io.RawIOBase):
     def readinto(self, buffer: Buffer) -> int:
         """Read as much as comes; DataError when the file cannot be read or ends before its size."""
         view = memoryview(buffer).cast("B")
-        with told(self._name) if self.is_remote else _told_locally(self._name):
+        with told(self._name) if self.is_remote else told_locally(self._name):
             if self.is_remote:
                 content = self._file.read(len(view))
                 num_read = len(content)
@@ -84,7 +84,8 @@ class FileBytes(io.RawIOBase):
 
 
 @contextmanager
-def _told_locally(name: str) -> Iterator[None]:
+def told_locally(name: str) -> Iterator[None]:
+    """Turn what the operating system says about a local file into a DataError."""
     try:
         yield
     except OSError as error:
@@ -98,7 +99,7 @@ def open_bytes(name: str, size: int | None, digest: Digest | None, *, is_remote:
         with open_remote(name, size) as file:
             yield FileBytes(file, name, size, digest, is_remote=True)
         return
-    with _told_locally(name):
+    with told_locally(name):
         opened = open(name, "rb", buffering=0)  # noqa: SIM115 (closed below; its errors are told, those inside are not)
     with opened:
         yield FileBytes(opened, name, os.fstat(opened.fileno()).st_size, digest, is_remote=False)
@@ -242,7 +243,7 @@ def random_access(
     if is_itself:
         if digest is not None:
             source.drain()
-        with _told_locally(name):
+        with told_locally(name):
             opened: Any = open(name, "rb")  # noqa: SIM115 (closed below; its errors are told, those inside are not)
     else:
         opened = _unnamed_file(scratch)
