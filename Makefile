@@ -5,13 +5,14 @@ VENV := .venv
 OLDEST := .venv-oldest
 PEERS := .venv-peers
 EXTRAS := .[cpu,tensorboard,dev]
+SECONDS ?= 600
 PYTEST := -m "not slow" --durations=15
 
 # The oldest versions that are promised to work. torch: a build of about 3 GB.
 OLDEST_VERSIONS := torch==2.8.0 transformers==5.0.0 peft==0.18.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-oldest bench-peers
+.PHONY: help setup demo test check fuzz test-oldest bench-peers
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -31,6 +32,9 @@ check: $(VENV)/ready  ## form, types, who imports whom, and the rules of the hou
 	@echo "== mypy: types (about half a minute the first time)" && $(VENV)/bin/mypy
 	@echo "== import-linter: who imports whom" && $(VENV)/bin/lint-imports
 	@echo "== house rules" && $(VENV)/bin/python -m pytest -q tests/house
+
+fuzz: $(VENV)/ready  ## spoilt files of every kind against the readers, for SECONDS=600
+	@$(VENV)/bin/python tests/fuzz/fuzz_readers.py $(SECONDS)
 
 test-oldest: $(OLDEST)/ready  ## the whole test suite on the oldest versions promised (downloads about 3 GB)
 	@echo "== tests on $(OLDEST_VERSIONS)"
