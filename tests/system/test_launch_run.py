@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from support.launching import MARK, alive, run_fake
-from unisono.errors import DataError, LaunchError
 from unisono.cores import usable_cores
+from unisono.errors import DataError, LaunchError
 
 TESTS = Path(__file__).parents[1]
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ import pytest
 
 from unisono.config.schema import DataSection
 from unisono.data import build as building
+from unisono.data import digests, progress
 from unisono.data import prepare as preparing
 from unisono.data.prepare import Prepared, prepare
-from unisono.data.store import open_store
+from unisono.data.source.files import SourceFile
+from unisono.data.source.read import read_records
+from unisono.data.store import TokenStore, open_store
 from unisono.errors import DataError, ModelError, OutputError
 
 
@@ -63,7 +67,7 @@ def bench(tmp_path: Path, plain: Path) -> Bench:
 def test_samples_keep_the_source_order_over_files(bench: Bench) -> None:
     files = bench.file(pair("a", "1"), pair("bb", "22")), bench.file(pair("c", "333"), name="b.jsonl")
     prepared = bench.prepare(*files)
-    assert prepared.format == "prompt_completion" and prepared.validation is None
+    assert prepared.format == "prompt_completion" and prepared.validation == {}
     store = prepared.train
     assert len(store) == 3 and store.record.tolist() == [0, 1, 2]
     assert (store.lengths.tolist(), store.num_targets.tolist()) == ([3, 5, 5], [2, 3, 4])
@@ -203,9 +207,13 @@ def test_what_is_missing_is_named(bench: Bench, tmp_path: Path) -> None:
         prepare(data, bench.tokenizer, max_length=10, progress=bench.said.append)
 
 
+def _records(store: TokenStore) -> list[int]:
+    return store.record[np.arange(len(store))].tolist()
+
+
 def _sides(prepared: Prepared) -> dict[int, str]:
-    assert prepared.validation is not None
-    return {int(i): "train" for i in prepared.train.record} | {int(i): "val" for i in prepared.validation.record}
+    held_out = prepared.validation[""]
+    return dict.fromkeys(_records(prepared.train), "train") | dict.fromkeys(_records(held_out), "val")
 
 
 def test_the_validation_side_of_a_record_depends_on_its_content_alone(bench: Bench) -> None:
@@ -230,8 +238,7 @@ def test_a_share_that_leaves_a_side_empty_is_refused(bench: Bench) -> None:
 def test_validation_files_are_a_store_of_their_own(bench: Bench) -> None:
     train, held_out = bench.file(pair("a", "b"), pair("c", "d")), bench.file({"text": "e"}, name="v.jsonl")
     prepared = bench.prepare(train, validation=[held_out])
-    assert prepared.validation is not None
-    assert (len(prepared.train), len(prepared.validation)) == (2, 1)
+    assert (len(prepared.train), len(prepared.validation[""])) == (2, 1)
     assert prepared.counts.records == 2 and any(line.startswith("validation: 1 records") for line in prepared.messages)
     assert len(bench.stores()) == 2
 
@@ -240,9 +247,13 @@ def test_a_store_is_found_by_content_and_settings(bench: Bench, monkeypatch: pyt
     path = bench.file(pair("a", "b"), pair("c" * 20, "d"), pair("e", "f"))
     first = bench.prepare(path, max_length=10)
     built: list[str] = []
-    monkeypatch.setattr(
-        preparing, "build", lambda job, folder, key, say: (built.append(key), building.build(job, folder, key, say))
-    )
+
+    def build(*args: Any, **settings: Any) -> tuple[str, list[str]]:
+        key, hashes = building.build(*args, **settings)
+        built.append(key)
+        return key, hashes
+
+    monkeypatch.setattr(preparing, "build", build)
     Path(path).rename(bench.folder / "renamed.jsonl")
     path = str(bench.folder / "renamed.jsonl")
     again = bench.prepare(path, max_length=10)
@@ -272,6 +283,7 @@ def test_another_chat_template_gives_another_store(tmp_path: Path) -> None:
 
 def test_a_prepared_store_is_opened_without_torch_and_transformers(bench: Bench) -> None:
     path = bench.file(pair("a", "b"))
+    time.sleep(0.06)  # a file younger than a clock's tick is compared once more
     bench.prepare(path)
     code = (
         "import sys; from pathlib import Path; from unisono.config.schema import DataSection;"
@@ -297,21 +309,21 @@ def test_a_damaged_store_is_refused(bench: Bench) -> None:
 
 def test_a_file_that_changes_while_it_is_read_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     path = bench.file(pair("a", "b"), pair("c", "d"))
-    original = building._settle
+    original = building.recognise
 
-    def grow(*args: Any) -> None:
+    def grow(*args: Any) -> Any:
         with open(path, "a", encoding="utf-8") as file:
             file.write("\n")
-        original(*args)
+        return original(*args)
 
-    monkeypatch.setattr(building, "_settle", grow)
+    monkeypatch.setattr(building, "recognise", grow)
     with pytest.raises(DataError, match="was changed while it was read"):
         bench.prepare(path)
     assert bench.stores() == []
 
 
 def test_long_work_says_how_far_it_is(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.0)
     bench.prepare(bench.file(*(pair("a", str(i)) for i in range(10))))
     assert any("100%, 10 records" in line and "records/s" in line for line in bench.said)
 
@@ -348,3 +360,75 @@ def test_show_prints_targets_lengths_and_counts(bench: Bench) -> None:
     assert "record 0: 18 tokens, 5 targets" in text and "median 25, 95 % up to" in text
     assert "2 records: 2 kept, 0 dropped" in text and "targets (" in text
     assert "\x1b[1;32mtwo!<eos>" in coloured and "⟦" not in coloured
+
+
+def test_named_sources_are_laid_end_to_end_and_cached_one_by_one(bench: Bench) -> None:
+    math = bench.file(pair("a", "1"), pair("b" * 30, "x"), pair("c", "3"), name="math.jsonl")
+    chat = bench.file({"text": "hello"}, {"text": "world!"}, name="chat.jsonl")
+    data = DataSection(
+        train={"math": [math], "chat": [chat]}, weights={"chat": 2.5}, cache_dir=str(bench.folder / "cache")
+    )
+    prepared = prepare(data, bench.tokenizer, max_length=10, progress=bench.said.append)
+    assert (prepared.sizes, prepared.weights, prepared.format) == ((2, 2), (1.0, 2.5), "prompt_completion, text")
+    everything = np.arange(4)[::-1]
+    assert prepared.train.record[everything].tolist() == [4, 3, 2, 0], "the left out one leaves a gap"
+    assert prepared.train.lengths[everything].tolist() == [7, 6, 3, 3]
+    assert prepared.train.num_targets[everything].tolist() == [6, 5, 2, 2]
+    assert bytes(prepared.train.sample(3)[0].tolist()[:-1]) == b"world!"
+    assert (prepared.train.num_tokens, prepared.train.longest, len(prepared.train)) == (19, 7, 4)
+    assert any(line.startswith("train math: 3 records") for line in prepared.messages)
+    alone = bench.prepare(chat, max_length=10)
+    assert alone.train.key in prepared.train.key and len(bench.stores()) == 2
+
+
+def test_named_validation_sets(bench: Bench) -> None:
+    files = {name: [bench.file(pair(name, "x"), name=f"{name}.jsonl")] for name in ("one", "two")}
+    prepared = bench.prepare(bench.file(pair("a", "b")), validation=files)
+    assert {name: len(store) for name, store in prepared.validation.items()} == {"one": 1, "two": 1}
+    shares = DataSection(
+        train={"a": files["one"], "b": files["two"]}, validation=0.5, cache_dir=str(bench.folder / "cache")
+    )
+    with pytest.raises(DataError, match="leaves none"):
+        prepare(shares, bench.tokenizer, max_length=10, progress=bench.said.append)
+
+
+def test_what_the_settings_of_a_sample_do(bench: Bench) -> None:
+    path = bench.file({"q": "p" * 20, "a": "answer"})
+    prepared = bench.prepare(path, max_length=10, fields={"prompt": "q", "completion": "a"}, overlong="truncate_prompt")
+    assert bytes(prepared.train.sample(0)[0].tolist()[:-1]) == b"pppanswer"
+    assert "1 prompts cut to data.max_length" in prepared.counts.sentence()
+    text = bench.file({"text": "0123456789" * 3}, name="t.jsonl")
+    pieces = bench.prepare(text, max_length=10, overlong="split")
+    assert pieces.counts.kept == 1 and pieces.counts.samples == len(pieces.train) == 4
+    assert _records(pieces.train) == [0, 0, 0, 0] and pieces.train.num_tokens == 31
+
+
+class Hasty:
+    """Counts what the record reader yields, so that reading a file once can be told from twice."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        for module in (building, digests):
+            monkeypatch.setattr(module, "read_records", self.read)
+
+    def read(self, file: SourceFile, *args: Any, **settings: Any) -> Any:
+        self.names.append(Path(file.name).name)
+        return read_records(file, *args, **settings)
+
+
+def test_a_file_is_read_once_and_then_never_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = bench.file(pair("a", "b"), pair("c", "d"))
+    old = time.time() - 100
+    os.utime(path, (old, old))
+    time.sleep(0.06)
+    reading = Hasty(monkeypatch)
+    first = bench.prepare(path)
+    assert reading.names == ["a.jsonl"]
+    assert bench.prepare(path).train.key == first.train.key and bench.prepare(path, max_length=50)
+    assert reading.names == ["a.jsonl", "a.jsonl"], "once for each build, never to hash"
+    Path(path).touch()
+    assert bench.prepare(path).train.key == first.train.key
+    assert len(reading.names) == 3, "touched: read once more to compare"
+    content = Path(path).read_text()
+    Path(path).write_text(content.replace('"c"', '"C"'))
+    assert bench.prepare(path).train.key != first.train.key, "same size, other content"

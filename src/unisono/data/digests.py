@@ -16,7 +16,8 @@ from pathlib import Path
 from unisono.data.source.files import SourceFile
 from unisono.data.source.read import read_records
 
-_FRESH_SECONDS = 1.0
+_TICK_SECONDS = 0.05  # the clock of a file's times may stand still for so long ...
+_COARSE_TICK_SECONDS = 2.0  # ... or for so long, where they have no fractions
 
 
 class Digests:
@@ -60,4 +61,8 @@ def _name(stamp: str) -> str:
 
 def _is_fresh(file: SourceFile) -> bool:
     """Say whether a local file was changed so lately that its times may not tell the next change."""
-    return not file.is_remote and time.time() - os.stat(file.name).st_ctime < _FRESH_SECONDS
+    if file.is_remote:
+        return False
+    changed = os.stat(file.name).st_ctime_ns
+    tick = _TICK_SECONDS if changed % 10**9 else _COARSE_TICK_SECONDS
+    return time.time() - changed / 10**9 < tick
