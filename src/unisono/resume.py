@@ -17,6 +17,7 @@ from unisono.checkpoint.load import check_names, load_checkpoint, stored_names
 from unisono.checkpoint.manifest import compare_settings, newest_sound, read, verify
 from unisono.checkpoint.save import remove_leftovers
 from unisono.config.schema import RunConfig
+from unisono.data.order import ORDER_VERSION
 from unisono.dist import World, agree
 from unisono.errors import CheckpointError, ConfigError, OutputError
 from unisono.optim import empty_state, optimizer_state, restore_state
@@ -49,7 +50,12 @@ def fixed_settings(config: RunConfig, *, data_key: str, total: int, compute: str
     """Return the settings that a resumed run must share with the one that saved, as JSON would give them back."""
     values = config.model_dump(mode="json")
     settings = {f"{section}.{key}": values[section][key] for section, keys in FIXED.items() for key in keys}
-    return settings | {"data": data_key, "updates in all": total, "precision.compute": compute}
+    return settings | {
+        "data": data_key,
+        "version of the order of samples": ORDER_VERSION,
+        "updates in all": total,
+        "precision.compute": compute,
+    }
 
 
 def collect(named: list[tuple[str, torch.nn.Parameter]], optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

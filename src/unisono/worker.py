@@ -48,16 +48,10 @@ def die_with_launcher() -> None:
     """
     if sys.platform != "linux" or "TORCHELASTIC_RUN_ID" not in os.environ:
         return
-    die_with_parent()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     launcher = os.environ.get(LAUNCHER_PID)
     if launcher is not None and os.getppid() != int(launcher):
         os._exit(1)  # it had died before the kernel was asked
-
-
-def die_with_parent() -> None:
-    """Ask the kernel (Linux) to kill this process when its parent dies."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def leave(code: int) -> NoReturn:

@@ -17,6 +17,7 @@ from unisono.config.schema import DataSection
 from unisono.data import build as building
 from unisono.data import prepare as preparing
 from unisono.data.prepare import prepare
+from unisono.data.store import Piece
 
 NUM_REPEATS = 20
 NUM_RECORDS = 40
@@ -64,40 +65,55 @@ def test_b37_two_jobs_of_two_ranks_on_an_empty_cache(tmp_path: Path, tiny: Path)
         assert len(published(tmp_path / str(repeat))) == 1, "one complete entry and nothing else"
 
 
-def _die_half_way(folder: Path, tokenizer: Path, seconds: float) -> None:
-    """Prepare, and be killed by the kernel's hardest signal after half of the samples."""
+def _die_half_way(folder: Path, tokenizer: Path, seconds: float, after: int) -> None:
+    """Prepare block by block, marking each, and be killed by the kernel's hardest signal at one of them."""
     original = building.StoreWriter.append
 
-    def append(self: building.StoreWriter, *args: object) -> None:
-        original(self, *args)  # type: ignore[arg-type]
-        if len(self) == NUM_RECORDS // 3:
+    def append(self: building.StoreWriter, piece: Piece) -> None:
+        original(self, piece)
+        if piece.index[-1:, 2].tolist() >= [after]:
             time.sleep(seconds)
             os.kill(os.getpid(), signal.SIGKILL)
 
     building.StoreWriter.append = append  # type: ignore[method-assign]
+    building.MARK_SECONDS = -1.0
+    building._BLOCK_RECORDS = 3
     prepare(data_in(folder), tokenizer, max_length=100, progress=_silent)
 
 
-def _start_victim(folder: Path, tokenizer: Path, seconds: float) -> multiprocessing.process.BaseProcess:
+def _start_victim(
+    folder: Path, tokenizer: Path, *, seconds: float = 0.0, after: int = NUM_RECORDS // 2
+) -> multiprocessing.process.BaseProcess:
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["support.preload"])
-    victim = server.Process(target=_die_half_way, args=(folder, tokenizer, seconds), daemon=True)
+    victim = server.Process(target=_die_half_way, args=(folder, tokenizer, seconds, after), daemon=True)
     victim.start()
     return victim
 
 
-def test_b37_the_fragment_of_a_killed_writer_is_ignored_and_removed(tmp_path: Path, tiny: Path) -> None:
+def _bytes_of(store: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(store)): file.read_bytes() for file in sorted(store.rglob("*")) if file.is_file()}
+
+
+@pytest.mark.parametrize("after", [0, NUM_RECORDS // 2, NUM_RECORDS - 1])
+def test_b37_a_killed_preparation_goes_on_and_ends_as_if_nothing_had_been(
+    tmp_path: Path, tiny: Path, after: int
+) -> None:
     data = data_in(tmp_path)
-    victim = _start_victim(tmp_path, tiny, 0.0)
+    victim = _start_victim(tmp_path, tiny, after=after)
     victim.join(60)
     assert victim.exitcode == -signal.SIGKILL
     (fragment,) = published(tmp_path)
-    assert ".tmp-" in fragment
+    assert fragment.endswith(".part")
     said: list[str] = []
     prepared = prepare(data, tiny, max_length=100, progress=said.append)
-    assert prepared.counts.kept == NUM_RECORDS
+    assert prepared.counts.records == prepared.counts.kept == NUM_RECORDS
     assert published(tmp_path) == [prepared.train.key]
-    assert any(fragment in line for line in said)
+    went_on = [line for line in said if "going on after" in line]
+    assert bool(went_on) == (after > 0), "the first block was not marked when the first kill came"
+    apart = DataSection(train=data.train, validation=0.3, cache_dir=str(tmp_path / "apart"))
+    untouched = prepare(apart, tiny, max_length=100, progress=_silent)
+    assert _bytes_of(untouched.train.folder.parent) == _bytes_of(prepared.train.folder.parent)
 
 
 def test_b37_who_waits_says_for_whom_and_takes_over_from_a_dead_writer(
@@ -105,9 +121,9 @@ def test_b37_who_waits_says_for_whom_and_takes_over_from_a_dead_writer(
 ) -> None:
     monkeypatch.setattr(preparing, "WAIT_NOTICE_SECONDS", 0.2)
     data = data_in(tmp_path)
-    victim = _start_victim(tmp_path, tiny, 1.5)
+    victim = _start_victim(tmp_path, tiny, seconds=1.5)
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("cache/stores/*.tmp-*/train")):
+    while not list(tmp_path.glob("cache/stores/*.part/train")):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     said: list[str] = []

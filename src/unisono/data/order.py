@@ -25,6 +25,7 @@ from unisono.data.feistel import permuted
 
 Indices = NDArray[np.int64]
 
+ORDER_VERSION = 2  # a run that was begun with another order cannot be resumed with this one
 _BLOCK = 1 << 16  # samples whose lengths are looked at together
 _SOURCE, _EPOCH = 0, 1  # what a permutation is of
 

@@ -1,8 +1,7 @@
 """Encode blocks on all cores, in order, with a bounded number of them under way.
 
 Small work stays in this process. The processes are forked from a server that has loaded the tokenizer's library once,
-and they are sent the tokenizer, so that none of them loads torch; they end with the server, and it ends with this
-process, whatever ends this one.
+and they are sent the tokenizer, so that none of them loads torch. They end with this process, whatever ends it.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -21,7 +21,6 @@ from unisono.data.block import Block, BlockEncoder, Encoded
 from unisono.data.job import Job
 from unisono.data.template import load_tokenizer
 from unisono.errors import UnisonoError
-from unisono.worker import die_with_parent
 
 _PRELOADED = ["unisono.data.block", "transformers.tokenization_utils_tokenizers"]
 _UNDER_WAY = 3  # blocks of a worker: one in work, one waiting, one finished out of order
@@ -66,14 +65,22 @@ def _in_order(pool: ProcessPoolExecutor, blocks: Iterator[Block], limit: int) ->
 
 
 def _start(job: Job, tokenizer: Any) -> None:
-    """Begin life as a worker: die with the server, leave Ctrl-C to the parent, use one core."""
+    """Begin life as a worker: end with the main process, leave Ctrl-C to it, use one core."""
     global _encoder
-    die_with_parent()
+    threading.Thread(target=_end_with_main, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if tokenizer is None:
         tokenizer = load_tokenizer(job.tokenizer_dir, trust_remote_code=job.trust_remote_code)
     _encoder = BlockEncoder(job, tokenizer)
+
+
+def _end_with_main() -> None:
+    """Wait for the main process, whatever ends it: the kernel tells a worker only of its server's death."""
+    main = multiprocessing.parent_process()
+    assert main is not None, "a worker has a main process"
+    main.join()
+    os._exit(1)
 
 
 def _encode(block: Block) -> Encoded:
