@@ -54,22 +54,33 @@ SPLICES = (
 
 @functools.cache
 def seeds() -> tuple[tuple[str, bytes], ...]:
-    """Return good files of every kind, each with its ending."""
+    """Return good files of every kind, each with its ending, not compressed."""
     plain = [(kind, write(RECORDS)) for kind, write in WRITE.items()]
     plain += [(kind, WRITE[kind](MORE)) for kind in ("jsonl", "json", "tar")]
     plain += [("txt", "ein Text\nüber zwei Zeilen".encode())]
     plain += [("tar", tar({"x/" * 80 + "a.txt": b"t", "a.json": b"{}"}, form)) for form in (0, 1, 2)]
-    return tuple((kind + packing, pack(content)) for kind, content in plain for packing, pack in PACK.items())
+    return tuple(plain)
 
 
 def make_input(seed: int, index: int) -> tuple[str, bytes]:
-    """Return the ending and the content of one input."""
+    """Return the ending and the content of one input: spoilt before it is compressed, or after."""
     dice = random.Random(f"{seed} {index}")
-    ending, content = dice.choice(seeds())
+    kind, content = dice.choice(seeds())
+    packing = dice.choice(("", "", *PACK))
+    if packing and dice.randrange(2):
+        return kind + packing, spoil(PACK[packing](content), dice)
+    content = spoil(content, dice)
+    if kind == "tar" and dice.randrange(3):
+        content = right_checksums(content)
+    return kind + packing, PACK[packing](content)
+
+
+def spoil(content: bytes, dice: random.Random) -> bytes:
+    """Change some bytes, or many."""
     data = bytearray(content)
     for _ in range(dice.choice((1, 1, 1, 2, 3, 8))):
         at = dice.randrange(len(data) + 1)
-        action = dice.randrange(6)
+        action = dice.randrange(7)
         if action == 0 and data:
             data[at % len(data)] ^= 1 << dice.randrange(8)
         elif action == 1 and data:
@@ -80,11 +91,24 @@ def make_input(seed: int, index: int) -> tuple[str, bytes]:
             del data[at : at + dice.choice((1, 2, 8, 64, 512))]
         elif action == 4:
             del data[at:]
+        elif action == 5 and data:
+            piece = dice.choice(SPLICES)
+            data[at : at + len(piece)] = piece
         else:
             _, other = dice.choice(seeds())
             begin = dice.randrange(len(other))
             data[at:at] = other[begin : begin + dice.choice((4, 64, 512, 4096))]
-    return ending, bytes(data)
+    return bytes(data)
+
+
+def right_checksums(content: bytes) -> bytes:
+    """Make the checksums of a tar archive's headers right, so that what they guard is reached."""
+    data = bytearray(content)
+    for at in range(0, len(data) - 511, 512):
+        if data[at + 257 : at + 262] == b"ustar":
+            data[at + 148 : at + 156] = b" " * 8
+            data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
+    return bytes(data)
 
 
 def read_all(path: Path) -> int:

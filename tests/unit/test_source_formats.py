@@ -254,14 +254,26 @@ def test_memory_stays_bounded(packing: str, tmp_path: Path) -> None:
     assert num_bytes == 50_000 * len(line) and peak < 8 * 2**20
 
 
-@pytest.mark.parametrize(("module", "name", "extra"), [("pyarrow", "a.parquet", "parquet")])
+@pytest.mark.parametrize(
+    ("module", "name", "extra"),
+    [
+        ("pyarrow", "a.parquet", "parquet"),
+        (zstd.__name__, "a.jsonl.zst", "zstd"),
+        ("datasets", "hub://a/b?split=train", "datasets"),
+        ("aiohttp", "https://127.0.0.1:9/a.jsonl", "remote"),
+        ("s3fs", "s3://b/a.jsonl", "s3"),
+        ("gcsfs", "gs://b/a.jsonl", "gcs"),
+    ],
+)
 def test_a_missing_library_is_named_with_its_command(
     module: str, name: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = write(tmp_path, name, parquet(THREE))
+    monkeypatch.chdir(tmp_path)
+    for local, content in (("a.parquet", parquet(THREE)), ("a.jsonl.zst", zstd.compress(b"{}"))):
+        (tmp_path / local).write_bytes(content)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(DataError, match=rf"needs the package {module}[\s\S]*pip install 'unisono\[{extra}\]'"):
-        read(file)
+    with pytest.raises(DataError, match=rf"needs the package {module}, [\s\S]*pip install 'unisono\[{extra}\]'"):
+        list(read_records(expand([name])[0]))
 
 
 _texts = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), max_size=12)

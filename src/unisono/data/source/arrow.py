@@ -35,7 +35,7 @@ def read_parquet(content: BinaryIO, name: str, limit_bytes: int, file_bytes: int
             for batch in file.iter_batches(batch_size=size, row_groups=[group]):
                 number += batch.num_rows
                 yield from read_batch(batch, number - batch.num_rows, limit_bytes, file_bytes * number // num_rows)
-    except (arrow.ArrowException, OSError, EOFError) as error:
+    except (arrow.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         raise damaged(name, number, error) from error
     if number != file.metadata.num_rows:
         raise DataError(f"the file has {number:,} rows, and says that it has {file.metadata.num_rows:,}", where=name)

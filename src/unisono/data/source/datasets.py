@@ -85,7 +85,7 @@ def read_dataset(name: str, digest: Digest | None, limit_bytes: int) -> Iterator
             for batch in table.to_batches():
                 number += batch.num_rows
                 yield from read_batch(batch, number - batch.num_rows, limit_bytes, num_bytes * number // num_rows)
-    except (arrow.ArrowException, OSError) as error:
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise damaged(name, number, error) from error
 
 
