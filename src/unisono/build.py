@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from unisono.config.schema import ModelSection, RunConfig
-from unisono.data.loader import Batches, Cut
+from unisono.data.loader import Batches, Cut, OrderedUpdates, UpdateBatch
 from unisono.data.order import Order
 from unisono.data.prepare import Prepared
 from unisono.data.prepare import prepare as prepare_data
 from unisono.data.spread import CostModel
 from unisono.data.store import TokenStore
+from unisono.data.stream import Stream, StreamedUpdates, StreamPlan
 from unisono.dist import World
 from unisono.loss import TrainingModel
 from unisono.model.facts import Facts, read_facts, sample_tokens
@@ -62,8 +63,7 @@ class Run:
     strategy: Strategy
     optimizer: torch.optim.Optimizer
     precision: Precision
-    order: Order
-    batches: Batches
+    order: Order | None  # None: the data is streamed
     total: int
     peak: float
 
@@ -72,6 +72,20 @@ class Run:
         """What a resumed run must share with this one."""
         key = self.inputs.data.train.key
         return fixed_settings(self.config, data_key=key, total=self.total, compute=self.precision.compute)
+
+    def updates_from(self, position: dict[str, Any] | None) -> Callable[[int], UpdateBatch]:
+        """Return what builds this rank's part of an update; a stream goes on from ``position``."""
+        data, train = self.config.data, self.inputs.data.train
+        if not isinstance(train, StreamPlan):
+            assert self.order is not None, "prepared data has an order"
+            return OrderedUpdates(self.order, self.batches_of(train))
+        assert self.config.batch.global_size is not None, "check.py refuses a stream without it"
+        stream = Stream(train, seed=self.config.run.seed, shuffle=data.shuffle, window=data.shuffle_window)
+        return StreamedUpdates(stream, self.batches_of, global_size=self.config.batch.global_size, position=position)
+
+    def batches_of(self, store: TokenStore) -> Batches:
+        """Say how a store's samples become this rank's micro-batches."""
+        return make_batches(self.config, self.inputs, store, self.world, self.strategy)
 
 
 def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
@@ -87,16 +101,7 @@ def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
     )
     named = trainable(training)
     training.verify(packed=config.data.pack, device=world.device)
-    batch, train = config.batch, inputs.data.train
-    order = Order(
-        inputs.data.sizes,
-        weights=inputs.data.weights,
-        lengths=lambda samples: train.lengths[samples],
-        global_size=batch.global_size,
-        global_tokens=batch.global_tokens,
-        seed=config.run.seed,
-        shuffle=config.data.shuffle,
-    )
+    order = make_order(config, inputs.data)
     return Run(
         config=config,
         inputs=inputs,
@@ -108,9 +113,24 @@ def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
         optimizer=build_optimizer(config.optim, named),
         precision=Precision(compute, world.device),
         order=order,
-        batches=make_batches(config, inputs, train, world, strategy),
-        total=config.length.updates or order.num_updates(config.length.epochs or 1),
-        peak=peak_rate(config.optim, batch.global_size),
+        total=config.length.updates or (order.num_updates(config.length.epochs or 1) if order else 0),
+        peak=peak_rate(config.optim, config.batch.global_size),
+    )
+
+
+def make_order(config: RunConfig, data: Prepared) -> Order | None:
+    """Lay out which samples make up which update; None for a stream, which comes as it comes."""
+    train = data.train
+    if isinstance(train, StreamPlan):
+        return None
+    return Order(
+        data.sizes,
+        weights=data.weights,
+        lengths=train.lengths.__getitem__,
+        global_size=config.batch.global_size,
+        global_tokens=config.batch.global_tokens,
+        seed=config.run.seed,
+        shuffle=config.data.shuffle,
     )
 
 
@@ -151,16 +171,20 @@ def make_batches(config: RunConfig, inputs: Inputs, store: TokenStore, world: Wo
 
 
 def micro_tokens(config: RunConfig, inputs: Inputs, world: World) -> int:
-    """Return the token budget of a micro-batch; auto is small on a CPU, where a larger one gains nothing."""
+    """Return the token budget of a micro-batch; auto is small on a CPU, where a larger one gains nothing.
+
+    A longer sample has a micro-batch of its own.
+    """
     if config.batch.micro_tokens != "auto":
         return config.batch.micro_tokens
-    longest = inputs.data.train.longest
+    train = inputs.data.train
+    longest = 1 if isinstance(train, StreamPlan) else train.longest
     return max(longest, GPU_MICRO_TOKENS if world.device.type == "cuda" else CPU_MICRO_TOKENS)
 
 
 def announce(run: Run, compute: str, say: Callable[[str], None]) -> None:
     """Say in a few lines what is about to run: formats, strategy, and micro x accumulation x ranks = global."""
-    config, world, train = run.config, run.world, run.inputs.data.train
+    config, world = run.config, run.world
     trained = sum(parameter.numel() for _, parameter in run.named)
     everything = sum(parameter.numel() for parameter in run.saved.parameters())
     for line in run.inputs.data.messages:
@@ -170,23 +194,40 @@ def announce(run: Run, compute: str, say: Callable[[str], None]) -> None:
     if config.precision.weights != "fp32":
         say("warning: weights are kept in bf16: updates smaller than 1/256 of a weight are lost (precision.weights)")
     say(f"threads: {torch.get_num_threads()} a rank; device {world.device}")
-    per_epoch = run.order.num_updates(1)
-    tokens = round(train.num_tokens / per_epoch)
-    samples = len(train) / per_epoch
-    micro = micro_tokens(config, run.inputs, world)
-    size = config.batch.micro_size
-    if size is not None and config.batch.global_size is not None:
-        accumulation = config.batch.global_size // (size * world.size)
-        say(
-            f"batch: micro {size} x accumulation {accumulation} x ranks {world.size} = "
-            f"global {config.batch.global_size} samples, about {tokens:,} tokens an update"
-        )
-    else:
-        accumulation = max(1, -(-tokens // (micro * world.size)))
-        say(
-            f"batch: micro up to {micro:,} tokens x accumulation about {accumulation} x ranks {world.size} = "
-            f"global {config.batch.global_size or round(samples)} samples, about {tokens:,} tokens an update"
-        )
+    say(describe_batch(run))
     if run.peak != config.optim.lr:
         say(f"learning rate: {config.optim.lr:g} scaled to {run.peak:g} ({config.optim.lr_scaling}, optim.lr_scaling)")
-    say(f"length: {run.total} updates, {per_epoch} an epoch of {len(train):,} samples")
+    say(f"length: {run.total} updates" + describe_epoch(run))
+
+
+def describe_batch(run: Run) -> str:
+    """Say micro x accumulation x ranks = global, in samples and tokens as far as they are known."""
+    batch, ranks, train = run.config.batch, run.world.size, run.inputs.data.train
+    micro = micro_tokens(run.config, run.inputs, run.world)
+    if isinstance(train, StreamPlan) or run.order is None:
+        size = f"batch.micro_size {batch.micro_size}" if batch.micro_size else f"micro up to {micro:,} tokens"
+        return f"batch: {size}, ranks {ranks}, global {batch.global_size} samples"
+    tokens = round(train.num_tokens / len(train) * samples_of_update(run.order))
+    if batch.micro_size is not None and batch.global_size is not None:
+        accumulation = batch.global_size // (batch.micro_size * ranks)
+        return (
+            f"batch: micro {batch.micro_size} x accumulation {accumulation} x ranks {ranks} = "
+            f"global {batch.global_size} samples, about {tokens:,} tokens an update"
+        )
+    accumulation = max(1, -(-tokens // (micro * ranks)))
+    return (
+        f"batch: micro up to {micro:,} tokens x accumulation about {accumulation} x ranks {ranks} = "
+        f"global {batch.global_size or round(samples_of_update(run.order))} samples, about {tokens:,} tokens an update"
+    )
+
+
+def describe_epoch(run: Run) -> str:
+    """Say how long an epoch is, where that is known."""
+    if run.order is None:
+        return ", streamed"
+    return f", {run.order.num_updates(1)} an epoch of {run.order.num_samples(1):,} samples"
+
+
+def samples_of_update(order: Order) -> float:
+    """Return the mean number of samples of the first epoch's updates."""
+    return order.num_samples(1) / order.num_updates(1)

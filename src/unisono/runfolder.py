@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -18,6 +19,18 @@ from unisono.metrics.record import JsonLines, cut_after
 from unisono.metrics.trackers import TensorBoard, open_trackers
 
 
+class LeftOut(Protocol):
+    """A record that was left out: its file and place, and why."""
+
+    @property
+    def place(self) -> str:
+        """File and place."""
+
+    @property
+    def reason(self) -> str:
+        """Why it cannot be used."""
+
+
 @dataclass
 class RunFolder:
     """Open files of one rank. Rank 0 writes metrics and samples; every rank its own events."""
@@ -25,6 +38,7 @@ class RunFolder:
     path: Path
     metrics: JsonLines | None
     samples: JsonLines | None
+    gone: JsonLines | None  # what a stream left out
     events: JsonLines
     trackers: list[TensorBoard]
 
@@ -45,9 +59,15 @@ class RunFolder:
         if self.samples is not None:
             self.samples.write({"update": update, "ids": records})
 
+    def left_out(self, update: int, records: Sequence[LeftOut]) -> None:
+        """List records that a stream left out on its way to an update (rank 0)."""
+        if self.gone is not None:
+            for record in records:
+                self.gone.write({"update": update, "place": record.place, "reason": record.reason})
+
     def close(self) -> None:
         """Make everything durable."""
-        for file in (self.metrics, self.samples, self.events):
+        for file in (self.metrics, self.samples, self.gone, self.events):
             if file is not None:
                 file.close()
         for tracker in self.trackers:
@@ -83,7 +103,9 @@ def open_run_folder(loaded: Loaded, *, rank: int, world: int, update: int) -> Ru
     if rank == 0:
         others = [(f.stem.removeprefix("rank"), f) for f in path.glob("events/rank*.jsonl")]
         absent = [f for number, f in others if number.isdecimal() and int(number) >= world]
-        files += [path / "metrics.jsonl", path / "samples.jsonl", *absent]  # ranks of a larger world, not here now
+        files += [
+            path / name for name in ("metrics.jsonl", "samples.jsonl", "left_out.jsonl")
+        ] + absent  # ranks of a larger world, not here now
     for file in files:
         cut_after(file, update)
     if rank == 0:
@@ -93,6 +115,7 @@ def open_run_folder(loaded: Loaded, *, rank: int, world: int, update: int) -> Ru
         path=path,
         metrics=JsonLines(path / "metrics.jsonl") if rank == 0 else None,
         samples=JsonLines(path / "samples.jsonl") if rank == 0 and config.log.samples else None,
+        gone=JsonLines(path / "left_out.jsonl") if rank == 0 and config.data.mode == "stream" else None,
         events=JsonLines(path / "events" / f"rank{rank}.jsonl"),
         trackers=open_trackers(config.log.trackers, path) if rank == 0 else [],
     )

@@ -17,6 +17,7 @@ class TrainState:
     num_bad_in_a_row: int = 0
     best_validation_loss: float | None = None
     precision: dict[str, float] = field(default_factory=dict)
+    position: dict[str, Any] | None = None  # of a data stream
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

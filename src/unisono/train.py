@@ -72,7 +72,8 @@ def main(loaded: Loaded) -> None:
 def loop(run: Run, state: TrainState, files: RunFolder) -> None:
     """Train the updates that are left; validate and save where they are due, and always at the end."""
     config, world = run.config, run.world
-    loader = Loader(run.order, run.batches, first=state.update + 1, last=run.total, prefetch=config.data.prefetch)
+    build_batch = run.updates_from(state.position)
+    loader = Loader(build_batch, first=state.update + 1, last=run.total, prefetch=config.data.prefetch)
     display = Display(first=state.update + 1, total=run.total, every=config.log.every, speaks=world.is_first)
     spans, saved_at = Spans(), time.monotonic()
     batches = iter(loader)
@@ -93,7 +94,7 @@ def loop(run: Run, state: TrainState, files: RunFolder) -> None:
                 max_grad_norm=config.optim.max_grad_norm,
                 wants_save=time.monotonic() - saved_at > SAVE_EVERY_SECONDS,
             )
-        state.update = batch.number
+        state.update, state.position = batch.number, batch.position
         count_bad(run, state, batch, result, display)
         record(run, files, display, spans, batch, result)
         last = state.update == run.total
@@ -153,6 +154,7 @@ def record(
         }
     )
     files.ids(batch.number, batch.records)
+    files.left_out(batch.number, batch.left_out)
     files.events.write(
         {
             "update": batch.number,

@@ -100,7 +100,7 @@ def train(place: Any, folder: Path, settings: Settings) -> Trace:
     """One run of updates; the caller has joined the group."""
     import torch
 
-    from unisono.data.loader import Batches, Cut, Loader
+    from unisono.data.loader import Batches, Cut, Loader, OrderedUpdates
     from unisono.data.order import Order
     from unisono.data.spread import CostModel
     from unisono.loss import TrainingModel
@@ -148,7 +148,7 @@ def train(place: Any, folder: Path, settings: Settings) -> Trace:
     )
     precision = Precision(settings.compute, place.device)
     losses, norms, rates, ids, stepped, bad_ranks = [], [], [], [], [], []
-    for batch in Loader(order, batches, first=1, last=settings.updates, prefetch=2):
+    for batch in Loader(OrderedUpdates(order, batches), first=1, last=settings.updates, prefetch=2):
         seed_update(settings.seed, batch.number, rank)
         lr = rate(optim, batch.number, settings.updates, optim.lr)
         result = take_update(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from support.updates import MemoryStore, make_store
 from unisono.data.collate import MicroBatch, collate, empty_micro_batch
-from unisono.data.loader import Batches, Cut, Loader, UpdateBatch
+from unisono.data.loader import Batches, Cut, Loader, OrderedUpdates, UpdateBatch
 from unisono.data.order import Order
 from unisono.data.spread import CostModel
 
@@ -91,7 +91,7 @@ def run_of(shapes: list[tuple[int, int]], size: int, *, rank: int, world: int, p
     store = make_store(shapes)
     order = Order([len(store)], global_size=size, global_tokens=None, seed=5)
     batches = Batches(store, Cut(True, 64), COST, rank=rank, world=world)
-    return list(Loader(order, batches, first=1, last=order.num_updates(2), prefetch=prefetch))
+    return list(Loader(OrderedUpdates(order, batches), first=1, last=order.num_updates(2), prefetch=prefetch))
 
 
 def test_evaluation_sees_the_whole_store_once() -> None:
@@ -154,7 +154,7 @@ class Watched:
 
 def loader(batches: Watched, prefetch: int, first: int = 1) -> Loader:
     order = Order([100], global_size=1, global_tokens=None, seed=0)
-    return Loader(order, batches, first=first, last=100, prefetch=prefetch)  # type: ignore[arg-type]
+    return Loader(OrderedUpdates(order, batches), first=first, last=100, prefetch=prefetch)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])

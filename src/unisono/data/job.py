@@ -91,6 +91,10 @@ class LeftOut:
     kind: Literal["overlong", "no_target", "bad"]
     reason: str
 
+    def at(self, job: Job) -> str:
+        """Name its file and place."""
+        return f"{job.files[self.file].name}:{self.place}"
+
     def line(self, job: Job) -> str:
-        """Name it by its file and place."""
-        return f"{job.files[self.file].name}:{self.place}: {self.reason}"
+        """Name its file and place, and say why it is left out."""
+        return f"{self.at(job)}: {self.reason}"

@@ -8,9 +8,10 @@ trained is never counted.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +41,19 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class LeftOutRecord:
+    """A record that a stream came by and left out: where it stands, and why."""
+
+    place: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class UpdateBatch:
-    """All that one rank needs for one update; the counts are global and known before backward."""
+    """All that one rank needs for one update; the counts are global and known before backward.
+
+    position: where a stream stands after it; None with prepared data, whose position is the update's number.
+    """
 
     number: int
     epoch: int
@@ -50,6 +62,8 @@ class UpdateBatch:
     num_targets: int
     num_tokens: int
     micro_batches: list[MicroBatch]
+    position: dict[str, Any] | None = None
+    left_out: list[LeftOutRecord] = field(default_factory=list)
 
 
 class Batches:
@@ -71,14 +85,15 @@ class Batches:
 
     def build(self, number: int, epoch: int, samples: Indices) -> UpdateBatch:
         """Build this rank's part of the update over ``samples``."""
-        lengths, num_targets = self._store.lengths[samples], self._store.num_targets[samples]
+        store = self._store
+        lengths, num_targets = store.lengths[samples], store.num_targets[samples]
         shares = spread(self._cost(lengths, num_targets), self._world)
         mine = shares[self._rank]
         rows = self._cut(lengths[mine])
         count = max(len(self._cut(lengths[share])) for share in shares) if self._equal_counts else 1
-        micro = [collate(self._store, samples[mine[row]], packed=self._cut.packed) for row in rows]
+        micro = [collate(store, samples[mine[row]], packed=self._cut.packed) for row in rows]
         micro += [empty_micro_batch() for _ in range(max(count, 1) - len(micro))]
-        records = self._store.record[samples]
+        records = store.record[samples]
         return UpdateBatch(
             number=number,
             epoch=epoch,
@@ -95,12 +110,27 @@ class Batches:
             yield self.build(number, 0, np.arange(start, min(start + chunk, len(self._store))))
 
 
-class Loader:
-    """Yields the update batches ``first..last``, ``prefetch`` of them built ahead (0 = built when asked for)."""
+class OrderedUpdates:
+    """Builds any update of a run over prepared data."""
 
-    def __init__(self, order: Order, batches: Batches, *, first: int, last: int, prefetch: int) -> None:
+    def __init__(self, order: Order, batches: Batches) -> None:
         self._order = order
         self._batches = batches
+
+    def __call__(self, number: int) -> UpdateBatch:
+        """Build update ``number``."""
+        update = self._order.update(number)
+        return self._batches.build(number, update.epoch, update.samples)
+
+
+class Loader:
+    """Yields the update batches ``first..last``, ``prefetch`` of them built ahead (0 = built when asked for).
+
+    build: makes one update's batch; it is called in order, by one thread.
+    """
+
+    def __init__(self, build: Callable[[int], UpdateBatch], *, first: int, last: int, prefetch: int) -> None:
+        self._build = build
         self._numbers = iter(range(first, last + 1))
         self._prefetch = prefetch
 
@@ -121,7 +151,3 @@ class Loader:
             finally:
                 for future in waiting:
                     future.cancel()
-
-    def _build(self, number: int) -> UpdateBatch:
-        update = self._order.update(number)
-        return self._batches.build(number, update.epoch, update.samples)

@@ -125,6 +125,10 @@ class Order:
             self._first_update.append(self._first_update[-1] + count)
         return self._first_update[epochs]
 
+    def num_samples(self, epochs: int) -> int:
+        """Count the samples of the first ``epochs`` epochs."""
+        return sum(source.start(epochs) for source in self._sources)
+
     def update(self, number: int) -> Update:
         """Return update ``number``, counted from 1."""
         if number < 1:

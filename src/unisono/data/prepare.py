@@ -20,7 +20,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -34,8 +34,9 @@ from unisono.data.digests import Digests
 from unisono.data.job import Counts, Job, LeftOut
 from unisono.data.source.files import expand
 from unisono.data.store import STORE_VERSION, Joined, Store, TokenStore, open_store
+from unisono.data.stream import StreamPlan, plan
 from unisono.durable import sync
-from unisono.errors import ModelError, OutputError, UnisonoError
+from unisono.errors import DataError, ModelError, OutputError, UnisonoError
 
 FORMAT_VERSION = 2
 NUM_SHOWN = 5
@@ -61,17 +62,29 @@ _TOKENIZER_FILES = (
 class Prepared:
     """Stores that are ready, where the records went, and lines for the person.
 
-    train: the samples of all sources, one after the other; ``sizes`` and ``weights`` of each. validation: by the set's
+    train: the samples of all sources, one after the other, with ``sizes`` and ``weights`` of each; or what is to be
+    streamed while training. validation: by the set's
     name, which is empty for the only set of a plain list or share.
     """
 
-    train: TokenStore
+    train: TokenStore | StreamPlan
     sizes: tuple[int, ...]
     weights: tuple[float, ...]
     validation: dict[str, TokenStore]
     counts: Counts
     format: str
     messages: tuple[str, ...]
+
+    @property
+    def store(self) -> TokenStore:
+        """The training samples; DataError for a stream, which has none ready."""
+        if isinstance(self.train, StreamPlan):
+            raise DataError(
+                "the data is streamed, so nothing is known of all samples",
+                where="data.mode",
+                hint="data.mode=store prepares it; data.train=[one file] is enough to look at samples",
+            )
+        return self.train
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,10 +131,14 @@ def prepare(
         folder, summary = cache.obtain(job)
         return _Part(folder, summary, _messages(f"{kind} {name}".rstrip(), job, folder, summary))
 
-    sources = {name: part("train", name, files, share) for name, files in sources_of(data).items()}
-    stores = [source.store("train") for source in sources.values()]
     sets = {name: part("validation", name, files, 0.0) for name, files in validation_sets_of(data).items()}
     validation: dict[str, TokenStore] = {name: found.store("train") for name, found in sets.items()}
+    if data.mode == "stream":
+        train = _plan_stream(data, tokenizer_dir, max_length, trust_remote_code=trust_remote_code)
+        messages = (*train.messages, *(line for found in sets.values() for line in found.messages))
+        return Prepared(train, (), (), validation, Counts(), ", ".join(dict.fromkeys(train.shapes)), messages)
+    sources = {name: part("train", name, files, share) for name, files in sources_of(data).items()}
+    stores = [source.store("train") for source in sources.values()]
     if share:
         validation = {name: source.store("validation") for name, source in sources.items()}
     return Prepared(
@@ -133,6 +150,18 @@ def prepare(
         format=", ".join(dict.fromkeys(str(source.summary["shape"]) for source in sources.values())),
         messages=tuple(line for found in (*sources.values(), *sets.values()) for line in found.messages),
     )
+
+
+def _plan_stream(data: DataSection, tokenizer_dir: Path, max_length: int, *, trust_remote_code: bool) -> StreamPlan:
+    """Look at the files of a stream; its key is of their names and sizes, since nobody has read them."""
+    sources = [(name, expand(files)) for name, files in sources_of(data).items()]
+    every = tuple(file for _, files in sources for file in files)
+    job = replace(
+        make_job(data, [], tokenizer_dir, max_length, validation_share=0.0, trust_remote_code=trust_remote_code),
+        files=every,
+    )
+    sizes = [[Path(file.name).name, file.num_bytes] for file in every]
+    return plan(sources, job, _key("stream", settings_of(job), sizes, data.shuffle_window))
 
 
 def make_job(

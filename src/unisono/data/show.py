@@ -42,7 +42,7 @@ def show(
         progress=lambda line: out.print(line, markup=False, highlight=False),
     )
     tokenizer = load_tokenizer(tokenizer_dir, trust_remote_code=trust_remote_code)
-    store = prepared.train
+    store = prepared.store
     brackets = out.no_color or out.color_system is None
     everything = np.arange(len(store))
     for index in range(min(number, len(store))):
