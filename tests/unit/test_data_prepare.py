@@ -63,7 +63,7 @@ def bench(tmp_path: Path, plain: Path) -> Bench:
 def test_samples_keep_the_source_order_over_files(bench: Bench) -> None:
     files = bench.file(pair("a", "1"), pair("bb", "22")), bench.file(pair("c", "333"), name="b.jsonl")
     prepared = bench.prepare(*files)
-    assert prepared.format == "prompt_completion" and prepared.validation is None
+    assert prepared.format == "prompt_completion" and prepared.validation == {}
     store = prepared.train
     assert len(store) == 3 and store.record.tolist() == [0, 1, 2]
     assert (store.lengths.tolist(), store.num_targets.tolist()) == ([3, 5, 5], [2, 3, 4])
@@ -204,8 +204,8 @@ def test_what_is_missing_is_named(bench: Bench, tmp_path: Path) -> None:
 
 
 def _sides(prepared: Prepared) -> dict[int, str]:
-    assert prepared.validation is not None
-    return {int(i): "train" for i in prepared.train.record} | {int(i): "val" for i in prepared.validation.record}
+    (held_out,) = prepared.validation.values()
+    return {int(i): "train" for i in prepared.train.record} | {int(i): "val" for i in held_out.record}
 
 
 def test_the_validation_side_of_a_record_depends_on_its_content_alone(bench: Bench) -> None:
@@ -230,8 +230,7 @@ def test_a_share_that_leaves_a_side_empty_is_refused(bench: Bench) -> None:
 def test_validation_files_are_a_store_of_their_own(bench: Bench) -> None:
     train, held_out = bench.file(pair("a", "b"), pair("c", "d")), bench.file({"text": "e"}, name="v.jsonl")
     prepared = bench.prepare(train, validation=[held_out])
-    assert prepared.validation is not None
-    assert (len(prepared.train), len(prepared.validation)) == (2, 1)
+    assert (len(prepared.train), len(prepared.validation[""])) == (2, 1)
     assert prepared.counts.records == 2 and any(line.startswith("validation: 1 records") for line in prepared.messages)
     assert len(bench.stores()) == 2
 

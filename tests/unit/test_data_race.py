@@ -49,8 +49,7 @@ def _prepare_often(rank: int, world: int, folder: Path, tokenizer: Path) -> list
             time.sleep(0.005)
         time.sleep(chance.random() * (1.0 if repeat == 0 else 0.05))
         prepared = prepare(data_in(place), tokenizer, max_length=100, progress=_silent)
-        assert prepared.validation is not None
-        found.append([len(prepared.train), len(prepared.validation), int(prepared.train.lengths.sum())])
+        found.append([len(prepared.train), len(prepared.validation[""]), int(prepared.train.lengths.sum())])
     return found
 
 

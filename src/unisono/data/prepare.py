@@ -27,7 +27,7 @@ from typing import Any, cast
 
 import orjson
 
-from unisono.config.schema import DataSection, sources_of
+from unisono.config.schema import DataSection, sources_of, validation_sets_of
 from unisono.data.build import Counts, Job, build
 from unisono.data.read import check_file
 from unisono.data.store import STORE_VERSION, Store, open_store
@@ -56,10 +56,13 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Stores that are ready, where the records went, and lines for the person."""
+    """Stores that are ready, where the records went, and lines for the person.
+
+    ``validation``: a store for each set by its name; the only unnamed set, files or a share, has the empty name.
+    """
 
     train: Store
-    validation: Store | None
+    validation: dict[str, Store]
     counts: Counts
     format: str
     messages: tuple[str, ...]
@@ -96,12 +99,12 @@ def prepare(
     files = [name for names in sources_of(data).values() for name in names]
     folder, summary = _obtain(job(files, share), stores, progress)
     messages = _messages("train", job(files, share), folder, summary)
-    validation = open_store(folder / "validation") if share else None
-    if isinstance(data.validation, list) and data.validation:
-        theirs = job(data.validation, 0.0)
+    validation = {"": open_store(folder / "validation")} if share else {}
+    for name, names in validation_sets_of(data).items():
+        theirs = job(names, 0.0)
         their_folder, their_summary = _obtain(theirs, stores, progress)
-        messages += _messages("validation", theirs, their_folder, their_summary)
-        validation = open_store(their_folder / "train")
+        messages += _messages(f"validation {name}".strip(), theirs, their_folder, their_summary)
+        validation[name] = open_store(their_folder / "train")
     return Prepared(
         train=open_store(folder / "train"),
         validation=validation,
