@@ -46,6 +46,7 @@ def main() -> None:
     subprocess.run([Path(sys.executable).with_name("unisono"), "train", file], check=True)
     run = Path(job.folder) / "run"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if "kind" not in line]  # of updates
     environment = json.loads((run / "environment.json").read_text())
     answer(
         seconds=[line["seconds"] for line in lines],

@@ -95,6 +95,19 @@ def gather(values: Sequence[float]) -> list[list[float]]:
     return [theirs.tolist() for theirs in everyone]
 
 
+def gather_texts(text: str) -> list[str]:
+    """Collective. Return every rank's ``text``, in rank order, the same on all ranks: texts travel as their bytes."""
+    if not dist.is_initialized():
+        return [text]
+    data = text.encode()
+    sizes = [int(size) for (size,) in gather([len(data)])]
+    widest = max(1, *sizes)
+    mine = torch.frombuffer(bytearray(data.ljust(widest, b"\0")), dtype=torch.uint8)
+    everyone = [torch.empty_like(mine) for _ in sizes]
+    dist.all_gather(everyone, mine)
+    return [theirs[:size].numpy().tobytes().decode() for theirs, size in zip(everyone, sizes)]
+
+
 def agree(text: str) -> str:
     """Collective. Return rank 0's ``text`` on all ranks: decisions are values that are sent, never taken twice."""
     if not dist.is_initialized():

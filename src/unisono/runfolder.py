@@ -18,6 +18,8 @@ from unisono.metrics.environment import environment
 from unisono.metrics.record import JsonLines, cut_after
 from unisono.metrics.trackers import TensorBoard, open_trackers
 
+GENERATIONS = "generations"
+
 
 class LeftOut(Protocol):
     """A record that was left out: its file and place, and why."""
@@ -65,6 +67,13 @@ class RunFolder:
             for record in records:
                 self.gone.write({"update": update, "place": record.place, "reason": record.reason})
 
+    def answers(self, update: int, answers: list[dict[str, Any]]) -> None:
+        """Write what the model answered after an update, one line each; the file is whole or not there (rank 0)."""
+        if self.metrics is not None:
+            file = self.path / GENERATIONS / f"update-{update:08d}.jsonl"
+            file.parent.mkdir(exist_ok=True)
+            _replace(file, b"".join(orjson.dumps(answer) + b"\n" for answer in answers))
+
     def close(self) -> None:
         """Make everything durable."""
         for file in (self.metrics, self.samples, self.gone, self.events):
@@ -109,6 +118,7 @@ def open_run_folder(loaded: Loaded, *, rank: int, world: int, update: int) -> Ru
     for file in files:
         cut_after(file, update)
     if rank == 0:
+        _drop_answers_after(path / GENERATIONS, update)
         _replace(path / "run.yaml", render(loaded).encode())
         _replace(path / "environment.json", orjson.dumps(environment(world), option=orjson.OPT_INDENT_2))
     return RunFolder(
@@ -119,6 +129,13 @@ def open_run_folder(loaded: Loaded, *, rank: int, world: int, update: int) -> Ru
         events=JsonLines(path / "events" / f"rank{rank}.jsonl"),
         trackers=open_trackers(config.log.trackers, path) if rank == 0 else [],
     )
+
+
+def _drop_answers_after(folder: Path, update: int) -> None:
+    for file in folder.glob("update-*.jsonl"):
+        number = file.stem.removeprefix("update-")
+        if number.isdecimal() and int(number) > update:
+            file.unlink()
 
 
 def _replace(file: Path, data: bytes) -> None:

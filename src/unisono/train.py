@@ -6,19 +6,20 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from unisono import dist
-from unisono.build import Run, announce, build, make_batches, prepare
+from unisono.build import Run, announce, build, prepare
 from unisono.checkpoint.manifest import Manifest
 from unisono.checkpoint.save import save_checkpoint
 from unisono.config.check import check, check_output_dir, check_world
 from unisono.config.load import Loaded, load
 from unisono.data.loader import Loader, UpdateBatch
 from unisono.errors import ConfigError, NonFiniteError
+from unisono.evaluation import Validation
 from unisono.metrics.display import Display
 from unisono.metrics.record import Spans
 from unisono.model.load import base_name
@@ -28,11 +29,10 @@ from unisono.precision import choose
 from unisono.resume import collect, find_checkpoint, restore
 from unisono.runfolder import RunFolder, checkpoints_of, lock, open_run_folder
 from unisono.state import TrainState, seed_update
-from unisono.step import UpdateResult, evaluate, take_update
+from unisono.step import UpdateResult, take_update
 from unisono.worker import run_worker
 
 SAVE_EVERY_SECONDS = 300.0
-EVALUATION_CHUNK = 64  # samples a rank, spread and packed together
 
 
 def main(loaded: Loaded) -> None:
@@ -75,6 +75,7 @@ def loop(run: Run, state: TrainState, files: RunFolder) -> None:
     build_batch = run.updates_from(state.position)
     loader = Loader(build_batch, first=state.update + 1, last=run.total, prefetch=config.data.prefetch)
     display = Display(first=state.update + 1, total=run.total, every=config.log.every, speaks=world.is_first)
+    validation = Validation(run, files, display)
     spans, saved_at = Spans(), time.monotonic()
     batches = iter(loader)
     while state.update < run.total:
@@ -100,8 +101,7 @@ def loop(run: Run, state: TrainState, files: RunFolder) -> None:
         last = state.update == run.total
         loss = None
         if is_due(config.validation.every, state.update) or last:
-            with spans.span("validation"):
-                loss = validate(run, state, files, display)
+            loss = validation.measure(state, spans)
             note(files, "validation", spans, state)
         every = config.checkpoint.every
         if last or (result.save_wanted if every == "auto" else is_due(every, state.update)):
@@ -109,6 +109,7 @@ def loop(run: Run, state: TrainState, files: RunFolder) -> None:
                 save(run, state, batch.epoch, loss)
             note(files, "checkpoint", spans, state)
             saved_at = time.monotonic()
+    summarise(run, files, display, spans, state.update)
     display.close()
 
 
@@ -135,7 +136,7 @@ def record(
     run: Run, files: RunFolder, display: Display, spans: Spans, batch: UpdateBatch, result: UpdateResult
 ) -> None:
     """Write and show a finished update."""
-    seconds, parts = spans.take()
+    seconds, parts = spans.take_update()
     speed = batch.num_tokens / seconds
     lr = rate(run.config.optim, batch.number, run.total, run.peak)
     files.line(
@@ -172,24 +173,20 @@ def note(files: RunFolder, what: str, spans: Spans, state: TrainState) -> None:
     files.events.write({"kind": what, "update": state.update, "seconds": seconds, "spans": parts})
 
 
-def validate(run: Run, state: TrainState, files: RunFolder, display: Display) -> float | None:
-    """Collective. Return the exact validation loss: summed over every target once, divided by their number."""
-    store = run.inputs.data.validation
-    if store is None:
-        return None
-    batches = make_batches(run.config, run.inputs, store, run.world, run.strategy)
-    run.model.eval()
-    sums, targets = 0.0, 0
-    for batch in batches.evaluation(EVALUATION_CHUNK * run.world.size):
-        sums += evaluate(run.model, batch.micro_batches, run.precision, run.world)
-        targets += batch.num_targets
-    run.model.train()
-    loss = math.fsum(theirs for (theirs,) in dist.gather([sums])) / targets
-    best = state.best_validation_loss
-    state.best_validation_loss = loss if best is None else min(best, loss)
-    files.line({"kind": "validation", "update": state.update, "loss": loss, "num_targets": targets})
-    display.say(f"validation after update {state.update}: loss {loss:.4f} over {targets:,} targets")
-    return loss
+def summarise(run: Run, files: RunFolder, display: Display, spans: Spans, update: int) -> None:
+    """Collective. Write where the time of this session's updates went; say how much of it was waiting for data.
+
+    The rank that waited most counts, since the others wait for it.
+    """
+    session = spans.session
+    if session.num_updates == 0:
+        return
+    share = max(theirs for (theirs,) in dist.gather([session.data_wait_share]))
+    line = {"kind": "summary", "update": update, **asdict(session)}
+    files.line(line | {"data_wait_share": share})
+    files.events.write(line | {"data_wait_share": session.data_wait_share})
+    for sentence in session.sentences(share, run.config.data.prefetch):
+        display.say(sentence)
 
 
 def save(run: Run, state: TrainState, epoch: int, validation_loss: float | None) -> None:

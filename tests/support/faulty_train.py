@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unisono import dist, train
+from unisono import dist, evaluation, train
 from unisono.data.loader import Batches
 from unisono.loss import TrainingModel
 from unisono.runfolder import RunFolder
@@ -75,7 +75,7 @@ if int(os.environ["RANK"]) == int(rank):
     elif phase == "nan":
         TrainingModel.forward = nan_in_backward
     elif phase == "validation":
-        train.evaluate = fails
+        evaluation.evaluate = fails
     elif phase == "save":
         train.save_checkpoint = after_update_two(train.save_checkpoint)
     elif phase == "log":

@@ -101,8 +101,8 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def updates_of(run: Path) -> list[dict[str, Any]]:
-    """Return the metrics lines of updates, validation lines left out."""
-    return [line for line in read_lines(run / "metrics.jsonl") if line.get("kind") != "validation"]
+    """Return the metrics lines of updates; lines of another kind are left out."""
+    return [line for line in read_lines(run / "metrics.jsonl") if "kind" not in line]
 
 
 def ids_of(run: Path) -> dict[int, list[int]]:

@@ -208,6 +208,8 @@ def _data(config: RunConfig) -> Problems:
     if data.overlong == "split" and data.format not in ("auto", "text"):
         message = f"data.overlong split cuts plain texts, and data.format is {data.format}"
         yield "data.overlong", message, "use drop, truncate_prompt or error"
+    if "all" in validation_sets_of(data):
+        yield "data.validation", "data.validation has a set named all, which stands for all sets together", "rename it"
     if data.mode == "stream":
         yield from _stream(config)
     if config.validation.generate and config.strategy.name == "fsdp2":

@@ -7,6 +7,7 @@ from typing import Any
 
 from unisono.errors import ModelError
 from unisono.export.trained import find, load
+from unisono.greedy import greedy
 
 
 def generate(run_dir: Path, prompt: str, *, max_new_tokens: int = 256) -> str:
@@ -24,7 +25,7 @@ def generate(run_dir: Path, prompt: str, *, max_new_tokens: int = 256) -> str:
     if ids.shape[1] == 0:
         raise ModelError("the prompt has no tokens, and the tokenizer has no chat template", where="prompt")
     ids = ids.to(device)
-    settings = _greedy(model, tokenizer, max_new_tokens)
+    settings = greedy(model, tokenizer, max_new_tokens)
     with torch.inference_mode():
         rows = model.to(device).generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings)
     return str(tokenizer.decode(rows[0, ids.shape[1] :], skip_special_tokens=True))
@@ -37,18 +38,3 @@ def _encode(tokenizer: Any, prompt: str) -> Any:
     messages = [{"role": "user", "content": prompt}]
     encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     return encoded["input_ids"]
-
-
-def _greedy(model: Any, tokenizer: Any, max_new_tokens: int) -> Any:
-    """Make settings of our own: those that came with the model may sample, and say so in warnings."""
-    from transformers import GenerationConfig
-
-    theirs = model.generation_config.eos_token_id
-    ends = {tokenizer.eos_token_id, *(theirs if isinstance(theirs, list) else [theirs])} - {None}
-    padding = tokenizer.pad_token_id
-    return GenerationConfig(  # type: ignore[no-untyped-call]
-        do_sample=False,
-        max_new_tokens=max_new_tokens,
-        eos_token_id=sorted(ends) or None,
-        pad_token_id=padding if padding is not None else min(ends, default=None),
-    )

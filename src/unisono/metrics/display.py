@@ -15,6 +15,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+BUSY_SECONDS = 30.0
+
 
 class Display:
     """Shows progress on rank 0; silent on the others."""
@@ -24,7 +26,7 @@ class Display:
         self._speaks = speaks
         self._every = every
         self._total = total
-        self._begin = time.monotonic()
+        self._begin = self._spoke = time.monotonic()
         self._first = first
         self._bar: Progress | None = None
         if speaks and self._console.is_terminal:
@@ -44,7 +46,15 @@ class Display:
     def say(self, text: str) -> None:
         """Print a line (above the bar, if there is one)."""
         if self._speaks:
+            self._spoke = time.monotonic()
             self._console.print(text, markup=False)
+
+    def busy(self, text: str) -> None:
+        """Show what is going on between updates: beside the bar, and in a log file once in a while."""
+        if self._bar is not None:
+            self._bar.update(self._task, text=text)
+        elif time.monotonic() - self._spoke >= BUSY_SECONDS:
+            self.say(text)
 
     def update(self, number: int, *, loss: float, tokens_per_second: float, rate: float, grad_norm: float) -> None:
         """Show a finished update."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import orjson
 
 from unisono.errors import OutputError
+
+MUCH_WAITING = 0.03  # of the time of the updates
 
 
 class JsonLines:
@@ -54,10 +58,47 @@ def cut_after(file: Path, update: int) -> None:
     os.replace(private, file)
 
 
+@dataclass
+class Session:
+    """The updates that this process has done: their number, and their seconds by cause in all.
+
+    ``first_wait_seconds`` is the part of ``data`` that the first update waited: nothing can have been built before it.
+    """
+
+    num_updates: int = 0
+    seconds_by_cause: dict[str, float] = field(default_factory=dict)
+    first_wait_seconds: float = 0.0
+
+    def add(self, parts: dict[str, float]) -> None:
+        """Count an update in."""
+        if self.num_updates == 0:
+            self.first_wait_seconds = parts.get("data", 0.0)
+        self.num_updates += 1
+        for cause, seconds in parts.items():
+            self.seconds_by_cause[cause] = self.seconds_by_cause.get(cause, 0.0) + seconds
+
+    @property
+    def data_wait_share(self) -> float:
+        """Share of the updates' time that was spent waiting for data, the wait for the first batch left out of both."""
+        everything = sum(self.seconds_by_cause.values()) - self.first_wait_seconds
+        waited = self.seconds_by_cause.get("data", 0.0) - self.first_wait_seconds
+        return max(0.0, waited / everything) if everything > 0 else 0.0
+
+    def sentences(self, share: float, prefetch: int) -> Iterator[str]:
+        """Say how large a share of the time was waiting for data, and what to do about much of it."""
+        yield f"waited {share:.1%} of the time for data (besides {self.first_wait_seconds:.1f} s for the first batch)"
+        if share > MUCH_WAITING:
+            yield (
+                f"  hint: raise data.prefetch (now {prefetch}) if some batches are slow to build; "
+                "put data.cache_dir on a faster disk if all are"
+            )
+
+
 class Spans:
     """Seconds by cause within an update; what no span covers is ``other``, so that the parts add up to the whole."""
 
     def __init__(self) -> None:
+        self.session = Session()
         self._seconds: dict[str, float] = {}
         self._start = time.perf_counter()
 
@@ -75,6 +116,12 @@ class Spans:
         total, parts = now - self._start, self._seconds
         self._start, self._seconds = now, {}
         return total, parts | {"other": max(0.0, total - sum(parts.values()))}
+
+    def take_update(self) -> tuple[float, dict[str, float]]:
+        """Take, and count it as an update of the session."""
+        total, parts = self.take()
+        self.session.add(parts)
+        return total, parts
 
 
 class _Span:

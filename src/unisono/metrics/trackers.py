@@ -24,8 +24,8 @@ class TensorBoard:
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
 
     def write(self, values: dict[str, Any]) -> None:
-        """Write the numbers of one metrics line."""
-        prefix = values.get("kind", "train")
+        """Write the numbers of one metrics line; a named validation set has scalars of its own."""
+        prefix = "/".join(filter(None, (values.get("kind", "train"), values.get("name"))))
         for name, value in values.items():
             if isinstance(value, (int, float)) and name != "update":
                 self._writer.add_scalar(f"{prefix}/{name}", value, values["update"])
