@@ -84,9 +84,18 @@ def _collect(ranks: Sequence[tuple[Any, Connection]], limit: float) -> list[Any]
             except EOFError:
                 raise RankFailed(f"rank {rank} died (exit code {ranks[rank][0].exitcode})") from None
             if not ok:
+                _name_the_dead(ranks, waiting)
                 raise RankFailed(f"rank {rank} raised\n{value}")
             results[rank] = value
     return [results[rank] for rank in range(len(ranks))]
+
+
+def _name_the_dead(ranks: Sequence[tuple[Any, Connection]], waiting: dict[Connection, int]) -> None:
+    """Blame a rank that was killed, if there is one: those that raise lost their connection to it, a moment earlier."""
+    for rank in waiting.values():
+        ranks[rank][0].join(0.5)
+        if (code := ranks[rank][0].exitcode) is not None and code < 0:
+            raise RankFailed(f"rank {rank} died (exit code {code})")
 
 
 def _rank_main(
