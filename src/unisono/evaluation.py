@@ -16,7 +16,6 @@ from unisono import dist
 from unisono.build import Run, make_batches
 from unisono.data.question import first_questions, question
 from unisono.data.template import load_tokenizer
-from unisono.errors import DataError
 from unisono.greedy import end_tokens, greedy
 from unisono.metrics.display import Display
 from unisono.metrics.record import Spans
@@ -38,11 +37,6 @@ class Validation:
 
     def __init__(self, run: Run, files: RunFolder, display: Display) -> None:
         sets = run.inputs.data.validation
-        for name, store in sets.items():
-            if not store.num_targets.any():
-                raise DataError(
-                    f"no sample of {_title('the validation set', name)} has a target", where=str(store.folder)
-                )
         self._run = run
         self._files = files
         self._display = display

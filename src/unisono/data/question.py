@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.loader import Store
+from unisono.data.collate import Samples
 
 Ids = NDArray[np.int32]
+Numbers = NDArray[np.int64]
+_AT_A_TIME = 65_536  # samples whose number of targets is looked at; a store may hold a billion
+
+
+class Column(Protocol):
+    """A number of each sample; reads what is asked for."""
+
+    def __getitem__(self, samples: Numbers, /) -> Numbers:
+        """Return the numbers of some samples."""
+
+
+class Answered(Samples, Protocol):
+    """Samples with the number of targets of each, and its record's id."""
+
+    @property
+    def num_targets(self) -> Column:
+        """Targets of each sample."""
+
+    @property
+    def record(self) -> Column:
+        """Id of each sample."""
+
+    def __len__(self) -> int:
+        """Count the samples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,15 +46,20 @@ class Question:
     expected: Ids
 
 
-def first_questions(store: Store, count: int) -> list[int]:
+def first_questions(store: Answered, count: int) -> list[int]:
     """Return the places of the first ``count`` samples that have a target; fewer where there are fewer."""
-    places: list[int] = np.flatnonzero(store.num_targets > 0)[:count].tolist()
-    return places
+    places: list[int] = []
+    for start in range(0, len(store), _AT_A_TIME):
+        samples = np.arange(start, min(start + _AT_A_TIME, len(store)))
+        places += samples[store.num_targets[samples] > 0].tolist()
+        if len(places) >= count:
+            break
+    return places[:count]
 
 
-def question(store: Store, place: int) -> Question:
+def question(store: Answered, place: int) -> Question:
     """Cut a sample at the start of its last run of targets; what follows that run is dropped."""
     ids, is_target = store.sample(place)
     starts = np.flatnonzero(is_target[1:] & ~is_target[:-1]) + 1  # the first token never is a target
     start, stop = int(starts[-1]), int(np.flatnonzero(is_target)[-1]) + 1
-    return Question(int(store.record[place]), ids[:start], ids[start:stop])
+    return Question(int(store.record[np.array([place])][0]), ids[:start], ids[start:stop])
