@@ -40,7 +40,7 @@ class SlowStore:
 def waiting(prefetch: int) -> Spans:
     """Take 24 updates of 4 slow reads, each of which computes for 60 ms."""
     store = SlowStore()
-    order = Order(store.lengths, global_size=4, global_tokens=None, seed=0)
+    order = Order([len(store)], global_size=4, global_tokens=None, seed=0)
     batches = Batches(store, Cut(True, 64), CostModel(1 / 384, 1.0), rank=0, world=1)
     spans = Spans()
     loader = iter(Loader(OrderedUpdates(order, batches), first=1, last=24, prefetch=prefetch))

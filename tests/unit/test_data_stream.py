@@ -137,7 +137,7 @@ def test_what_is_left_out_is_listed_once_and_counted(tmp_path: Path, plain: Path
     walked = [build(number) for number in range(1, 4)]
     assert [batch.records for batch in walked] == [[0, 3], [5], [0, 3]]
     listed = [[item.place for item in batch.left_out] for batch in walked]
-    assert listed[:2] == [[f"{path}:2", f"{path}:3"], [f"{path}:5"]] and listed[2] == listed[0]
+    assert listed == [[f"{path}:2", f"{path}:3"], [f"{path}:5"], []], "in the first epoch only"
     assert "200" in walked[0].left_out[1].reason or "201" in walked[0].left_out[1].reason
     again = updates(plan, size=2, shuffle=False, position=walked[0].position)(2)
     assert [item.place for item in again.left_out] == listed[1]

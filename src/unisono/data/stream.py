@@ -183,7 +183,8 @@ class Stream:
                 if key in gone:
                     cursor = replace(cursor, used=cursor.used + 1)
                     cursor = self._leave_out(gone[key], errors.get(key), cursor)
-                    yield None, cursor, [LeftOutRecord(gone[key].at(self._plan.job), gone[key].reason)]
+                    record = LeftOutRecord(gone[key].at(self._plan.job), gone[key].reason)
+                    yield None, cursor, [record] if cursor.epoch == 0 else []  # every epoch has the same ones
                 for piece in range(cursor.pieces, len(samples)):
                     is_last = piece + 1 == len(samples)
                     cursor = replace(
@@ -207,7 +208,7 @@ class Stream:
         return self._encode(Block(0, shape, [(entry.file, entry.raw) for entry in chunk]))
 
     def _leave_out(self, item: LeftOut, error: DataError | None, cursor: Cursor) -> Cursor:
-        """Count a record that is left out, or refuse it. Every epoch has the same bad ones: the first counts them."""
+        """Count a record that is left out, or refuse it; the first epoch counts the bad ones."""
         job = self._plan.job
         if error is not None and job.on_error == "stop":
             raise error
