@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 
@@ -21,3 +22,24 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def swap(private: Path, target: Path) -> None:
+    """Publish a folder whose files are on disk by one rename; what was ``target`` before is moved aside, then removed.
+
+    A process killed in between leaves the new one, the old one, or (between two renames) the old one under the name
+    ``.NAME.old``.
+    """
+    old = target.with_name(f".{target.name}.old")
+    if target.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.rename(target, old)
+    os.rename(private, target)
+    sync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until a folder and every file right below it are on disk."""
+    for path in [*folder.iterdir(), folder]:
+        sync(path)

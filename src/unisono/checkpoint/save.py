@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from unisono.checkpoint.manifest import Manifest, candidates, seal
 from unisono.dist import World, gather
-from unisono.durable import sync
+from unisono.durable import swap
 from unisono.errors import CheckpointError
 
 
@@ -55,7 +55,7 @@ def save_checkpoint(
 
     def publish() -> None:
         seal(private, manifest)
-        _rename(private, target)
+        swap(private, target)
         purge(checkpoints, keep, update=manifest.update)
 
     _together(world.is_first, publish, f"cannot publish {target}")
@@ -84,16 +84,6 @@ def _together(acts: bool, action: Callable[[], None], what: str) -> None:
 def _fresh(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-
-
-def _rename(private: Path, target: Path) -> None:
-    """Publish by one rename; an unsound folder that sits on the name is moved out of the way first."""
-    old = target.with_name(f".{target.name}.old")
-    if target.exists():
-        os.rename(target, old)
-    os.rename(private, target)
-    sync(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def purge(checkpoints: Path, keep: int, *, update: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from unisono.durable import sync
+from unisono.durable import sync, sync_folder
 from unisono.errors import OutputError
 
 
@@ -36,8 +36,7 @@ def publish(out: Path) -> Iterator[Path]:
             work = Path(name) / "model"
             work.mkdir()
             yield work
-            for path in [*work.iterdir(), work]:
-                sync(path)
+            sync_folder(work)
             work.rename(out)
         sync(out.parent)
     except (OSError, SafetensorError) as error:

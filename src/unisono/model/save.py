@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from unisono.durable import swap, sync_folder
 from unisono.errors import OutputError
 
 TOKENIZER_FILES = (
@@ -58,7 +58,8 @@ def save_model(model: Any, source: Path, folder: Path, *, base: str, state: dict
         for pattern in (*TOKENIZER_FILES, "generation_config.json"):
             for file in source.glob(pattern):
                 shutil.copyfile(file, private / file.name)
-        _replace(private, folder)
+        sync_folder(private)
+        swap(private, folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(private, ignore_errors=True)
         raise OutputError(
@@ -66,15 +67,6 @@ def save_model(model: Any, source: Path, folder: Path, *, base: str, state: dict
             where=str(folder),
             hint="make room if the disk is full; the same command then goes on from the last checkpoint",
         ) from error
-
-
-def _replace(private: Path, folder: Path) -> None:
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        os.rename(folder, old)
-    os.rename(private, folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _name_base(model: Any, base: str) -> None:
