@@ -15,6 +15,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -25,10 +27,9 @@ import psutil
 from unisono.config.schema import DataSection
 from unisono.cores import usable_cores
 from unisono.data.prepare import prepare
-from unisono.model.load import resolve_model
 
 MAX_LENGTH = 2048
-SAMPLE_SECONDS = 0.5
+SAMPLE_SECONDS = 2.0
 LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 
 
@@ -56,22 +57,23 @@ def write_chats(file: Path, num_records: int, tokenizer_dir: Path) -> None:
 
 
 class Peak(threading.Thread):
-    """Watches the memory of this process and all its children."""
+    """Watches the memory of a process and all its children."""
 
-    def __init__(self) -> None:
+    def __init__(self, process_id: int) -> None:
         super().__init__(daemon=True)
         self.num_bytes = 0
+        self._process_id = process_id
         self._stop_asked = threading.Event()
 
     def run(self) -> None:
         """Sample until asked to stop."""
         while not self._stop_asked.wait(SAMPLE_SECONDS):
-            total = 0
-            for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-                try:
-                    total += process.memory_full_info().pss
-                except (psutil.NoSuchProcess, psutil.AccessDenied):
-                    continue
+            try:
+                main = psutil.Process(self._process_id)
+                family = [main, *main.children(recursive=True)]
+                total = sum(process.memory_full_info().pss for process in family)
+            except (psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError):
+                continue
             self.num_bytes = max(self.num_bytes, total)
 
     def stop(self) -> None:
@@ -107,22 +109,40 @@ def measure(num_records: int, folder: Path, tokenizer_dir: Path) -> str:
         write_chats(file, num_records, tokenizer_dir)
     cache = folder / "cache"
     shutil.rmtree(cache, ignore_errors=True)
+    seconds, again, tokens, peak = run_apart(file, cache, tokenizer_dir)
+    alone = tokenizers_alone(file, tokenizer_dir)
+    return (
+        f"| {num_records:,} | {file.stat().st_size / 1e6:,.0f} | {tokens / 1e6:,.1f} | {seconds:.1f} | "
+        f"{num_records / seconds:,.0f} | {seconds / num_records * 1e6:.0f} | {peak / 1e6:,.0f} | "
+        f"{again:.2f} | {alone:.1f} | {alone / seconds:.0%} |"
+    )
+
+
+def run_apart(file: Path, cache: Path, tokenizer_dir: Path) -> tuple[float, float, int, int]:
+    """Prepare in a process of its own; returns seconds, seconds of a second start, tokens, peak bytes."""
+    arguments = [sys.executable, __file__, "--prepare", *map(str, (file, cache, tokenizer_dir))]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as child:
+        peak = Peak(child.pid)
+        peak.start()
+        assert child.stdout is not None
+        lines = []
+        for line in child.stdout:
+            lines.append(line)
+            print(line, end="", flush=True)
+        peak.stop()
+    seconds, again, tokens = json.loads(lines[-1])
+    return seconds, again, tokens, peak.num_bytes
+
+
+def prepare_twice(file: Path, cache: Path, tokenizer_dir: Path) -> None:
+    """Print the seconds of a first and a second preparation, and the number of tokens."""
     data = DataSection(train=[str(file)], cache_dir=str(cache))
-    peak = Peak()
-    peak.start()
     began = time.perf_counter()
     prepared = prepare(data, tokenizer_dir, max_length=MAX_LENGTH)
     seconds = time.perf_counter() - began
-    peak.stop()
     began = time.perf_counter()
     prepare(data, tokenizer_dir, max_length=MAX_LENGTH)
-    again = time.perf_counter() - began
-    alone = tokenizers_alone(file, tokenizer_dir)
-    return (
-        f"| {num_records:,} | {file.stat().st_size / 1e6:,.0f} | {prepared.counts.tokens / 1e6:,.1f} | {seconds:.1f} | "
-        f"{num_records / seconds:,.0f} | {seconds / num_records * 1e6:.0f} | {peak.num_bytes / 1e6:,.0f} | "
-        f"{again:.2f} | {alone:.1f} | {alone / seconds:.0%} |"
-    )
+    print(json.dumps([seconds, time.perf_counter() - began, prepared.counts.tokens]))
 
 
 def main() -> None:
@@ -130,7 +150,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--folder", type=Path, help="keep the files here (default: a temporary folder)")
+    parser.add_argument("--prepare", nargs=3, metavar=("FILE", "CACHE", "TOKENIZER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.prepare:
+        prepare_twice(*map(Path, arguments.prepare))
+        return
+    from unisono.model.load import resolve_model  # here, since each worker imports this file as its main module
+
     tokenizer_dir = resolve_model("starter")
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)

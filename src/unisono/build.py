@@ -46,7 +46,13 @@ def prepare(config: RunConfig) -> Inputs:
     folder = resolve_model(config.model.path)
     facts = read_facts(folder)
     max_length = sample_tokens(config.data.max_length, facts)
-    data = prepare_data(config.data, folder, max_length=max_length, trust_remote_code=config.model.trust_remote_code)
+    data = prepare_data(
+        config.data,
+        folder,
+        max_length=max_length,
+        trust_remote_code=config.model.trust_remote_code,
+        preload=config.launch.allocator == "auto",
+    )
     return Inputs(folder, facts, data)
 
 

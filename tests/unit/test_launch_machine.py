@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from support.launching import fake_config
+from unisono import allocator
 from unisono.cores import usable_cores
 from unisono.errors import LaunchError
-from unisono.launch import allocator
 from unisono.launch.port import check_port
 from unisono.launch.ranks import Machine, decide_ranks, look_at_machine
 

@@ -69,6 +69,7 @@ def build(
     key_of: Callable[[list[str]], str],
     *,
     num_workers: int,
+    preload: bool,
     progress: Callable[[str], None],
 ) -> tuple[str, list[str]]:
     """Write the stores ``train`` and (with a share) ``validation``, ``left_out.jsonl`` and ``prepared.json``.
@@ -88,7 +89,7 @@ def build(
     with ExitStack() as stack:
         writers = [stack.enter_context(StoreWriter(folder / name, at)) for name, at in zip(names, tally.marks)]
         left_out = stack.enter_context(_open_left_out(folder, tally.left_out_bytes))
-        encode = stack.enter_context(encoding(job, 1 if is_small else num_workers))
+        encode = stack.enter_context(encoding(job, 1 if is_small else num_workers, preload=preload))
         marked, hopeless_since = time.monotonic(), float("inf")
         for encoded in encode(reading.blocks()):
             tally.add(encoded)

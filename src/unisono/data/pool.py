@@ -9,14 +9,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
+from unisono.allocator import find_allocator
 from unisono.data.block import Block, BlockEncoder, Encoded
 from unisono.data.job import Job
 from unisono.data.template import load_tokenizer
@@ -30,8 +34,12 @@ _encoder: BlockEncoder | None = None  # of a worker process
 
 
 @contextmanager
-def encoding(job: Job, num_workers: int) -> Iterator[Encode]:
-    """Give a function from blocks to what became of them, in the same order."""
+def encoding(job: Job, num_workers: int, *, preload: bool) -> Iterator[Encode]:
+    """Give a function from blocks to what became of them, in the same order.
+
+    preload: let the worker processes start with a faster memory allocator, if there is one: tokenising takes about a
+    quarter less time then.
+    """
     tokenizer = load_tokenizer(job.tokenizer_dir, trust_remote_code=job.trust_remote_code)
     if num_workers == 1:
         encoder = BlockEncoder(job, tokenizer)
@@ -40,11 +48,26 @@ def encoding(job: Job, num_workers: int) -> Iterator[Encode]:
     sent = None if job.trust_remote_code else tokenizer  # code that came with a model is found by its folder only
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(_PRELOADED)
+    with _preloaded(find_allocator() if preload and sys.platform == "linux" else None):
+        forkserver.ensure_running()
     pool = ProcessPoolExecutor(num_workers, mp_context=server, initializer=_start, initargs=(job, sent))
     try:
         yield lambda blocks: _in_order(pool, blocks, _UNDER_WAY * num_workers)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _preloaded(library: Path | None) -> Iterator[None]:
+    """Name a library to what is started meanwhile, unless something is preloaded already."""
+    if library is None or "LD_PRELOAD" in os.environ:
+        yield
+        return
+    os.environ["LD_PRELOAD"] = str(library)
+    try:
+        yield
+    finally:
+        del os.environ["LD_PRELOAD"]
 
 
 def _in_order(pool: ProcessPoolExecutor, blocks: Iterator[Block], limit: int) -> Iterator[Encoded]:

@@ -110,14 +110,16 @@ def prepare(
     max_length: int,
     trust_remote_code: bool = False,
     num_workers: int | None = None,
+    preload: bool = True,
     progress: Callable[[str], None] = print,
 ) -> Prepared:
     """Return the token stores of a run, making those that do not exist yet, on all cores.
 
-    Safe to call from any number of processes at once. DataError names file and line; ModelError is about the tokenizer.
+    preload: see ``data.pool``. Safe to call from any number of processes at once.
+    DataError names file and line; ModelError is about the tokenizer.
     """
     share = data.validation if isinstance(data.validation, float) else 0.0
-    cache = _Cache(Path(data.cache_dir).expanduser(), num_workers or usable_cores(), progress)
+    cache = _Cache(Path(data.cache_dir).expanduser(), num_workers or usable_cores(), preload, progress)
 
     def part(kind: str, name: str, files: list[str], validation_share: float) -> _Part:
         job = make_job(
@@ -209,10 +211,11 @@ def _key(*parts: object) -> str:
 class _Cache:
     """The folder with prepared stores; finds them by content, makes those that are missing."""
 
-    def __init__(self, folder: Path, num_workers: int, progress: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, num_workers: int, preload: bool, progress: Callable[[str], None]) -> None:
         self._stores = folder / "stores"
         self._digests = Digests(folder / "digests")
         self._num_workers = num_workers
+        self._preload = preload
         self._progress = progress
 
     def obtain(self, job: Job) -> tuple[Path, dict[str, Any]]:
@@ -259,6 +262,7 @@ class _Cache:
                 private,
                 lambda hashes: _content_key(job, settings, hashes),
                 num_workers=self._num_workers,
+                preload=self._preload,
                 progress=self._progress,
             )
             if (self._stores / key).is_dir():  # the same content under other names

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from unisono.allocator import KNOWN
 from unisono.config.schema import LaunchSection
-from unisono.launch.allocator import KNOWN
 from unisono.launch.ranks import Machine
 
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}

@@ -9,11 +9,11 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from unisono.allocator import find_allocator
 from unisono.checkpoint.manifest import Manifest, candidates
 from unisono.config.check import check_machine, check_world
 from unisono.config.load import Loaded
 from unisono.config.schema import RunConfig
-from unisono.launch.allocator import find_allocator
 from unisono.launch.environment import applied, rank_environment
 from unisono.launch.failure import FINAL, Failure, first_failure, tell
 from unisono.launch.port import check_port

@@ -1,7 +1,7 @@
-"""A faster memory allocator for CPU ranks, if one is on the machine.
+"""A faster memory allocator for CPU ranks and for the processes that prepare data, if one is on the machine.
 
 Training allocates and frees the same large blocks all the time; glibc gives them back to the kernel and pays for
-fresh pages each time, the allocators looked for here keep them.
+fresh pages each time, the allocators looked for here keep them. Tokenising makes and drops millions of small blocks.
 """
 
 from __future__ import annotations
