@@ -12,7 +12,7 @@ import pytest
 from support.ranks import run_ranks
 from support.runs import make_run, read_lines, run_training
 from support.updates import make_store
-from unisono.data.loader import Batches, Cut, Loader
+from unisono.data.loader import Batches, Cut, Loader, OrderedUpdates
 from unisono.data.order import Order
 from unisono.data.spread import CostModel
 from unisono.metrics.record import Spans
@@ -40,10 +40,10 @@ class SlowStore:
 def waiting(prefetch: int) -> Spans:
     """Take 24 updates of 4 slow reads, each of which computes for 60 ms."""
     store = SlowStore()
-    order = Order(store.lengths, global_size=4, global_tokens=None, seed=0)
+    order = Order([len(store)], global_size=4, global_tokens=None, seed=0)
     batches = Batches(store, Cut(True, 64), CostModel(1 / 384, 1.0), rank=0, world=1)
     spans = Spans()
-    loader = iter(Loader(order, batches, first=1, last=24, prefetch=prefetch))
+    loader = iter(Loader(OrderedUpdates(order, batches), first=1, last=24, prefetch=prefetch))
     for _ in range(24):
         with spans.span("data"):
             next(loader)

@@ -184,7 +184,8 @@ def test_answering_leaves_training_bitwise_as_it_is(tiny: Path, tmp_path: Path) 
     run = tmp_path / "asked"
     before = {file.name: file.read_bytes() for file in (run / "generations").iterdir()}
     assert sorted(before) == [f"update-{update:08d}.jsonl" for update in (1, 2, 3)]
-    (run / "generations/update-00000001.jsonl").unlink()
+    (run / "generations/update-00000001.jsonl").unlink()  # of an update that is done: not made again
+    (run / "generations/update-00000009.jsonl").write_text("{}")  # of a later one, by a session that had other plans
     assert "resumed update-00000002" in train_whole(2, asked)
     assert_same_weights(run, tmp_path / "silent")
     after = {file.name: file.read_bytes() for file in (run / "generations").iterdir()}

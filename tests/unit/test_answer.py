@@ -47,6 +47,7 @@ def test_samples_without_a_target_are_not_asked() -> None:
     store = store_of("....", "..x.", "....", ".xxx", ".x")
     assert first_questions(store, 2) == [1, 3]
     assert first_questions(store, 9) == [1, 3, 4]
+    assert first_questions(store_of(*["..."] * 70_000, ".x", "..", ".x"), 2) == [70_000, 70_002]
 
 
 def ask(model: Any, tokenizer: Any, compute: str = "fp32", num_tokens: int = 12) -> tuple[list[int], list[int]]:

@@ -188,8 +188,11 @@ def test_sources_sets_and_streams_are_judged() -> None:
     assert "data.weights names 'mth', but the sources of data.train are math, chat" in refusal(
         *sources, "data.weights={mth: 2}"
     )
-    named_all = refusal("data.validation={all: ['held*.jsonl']}")
-    assert "data.validation has a set named all, which stands for all sets together" in named_all
+    assert "data.validation has a part named all" in refusal("data.validation={all: ['held*.jsonl']}")
+    assert "data.train has a part named all" in refusal("data.train={all: [train.jsonl]}", "data.validation=0.1")
+    assert "part named all" not in refusal(
+        "data.train={all: [train.jsonl]}", "data.overlong=split", "data.format=messages"
+    )
     assert "data.train.math: " in refusal("data.train={math: [gone.jsonl]}")
     assert "data.overlong split cuts plain texts" in refusal("data.overlong=split", "data.format=messages")
     stream = ("data.mode=stream", "data.validation=0.1", "data.weights={a: 1}", "data.train={a: [train.jsonl]}")

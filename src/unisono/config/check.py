@@ -208,8 +208,11 @@ def _data(config: RunConfig) -> Problems:
     if data.overlong == "split" and data.format not in ("auto", "text"):
         message = f"data.overlong split cuts plain texts, and data.format is {data.format}"
         yield "data.overlong", message, "use drop, truncate_prompt or error"
-    if "all" in validation_sets_of(data):
-        yield "data.validation", "data.validation has a set named all, which stands for all sets together", "rename it"
+    is_share = isinstance(data.validation, float) and data.validation > 0
+    if "all" in (sources if is_share else validation_sets_of(data)):
+        key = "data.train" if is_share else "data.validation"
+        message = f"{key} has a part named all, a name that the validation of all sets together goes by"
+        yield key, message, "give it another name"
     if data.mode == "stream":
         yield from _stream(config)
     if config.validation.generate and config.strategy.name == "fsdp2":

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from unisono.data.store import TokenStore
 
 Ids = NDArray[np.int32]
+_AT_A_TIME = 65_536  # samples whose number of targets is looked at; a store may hold a billion
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +24,13 @@ class Question:
 
 def first_questions(store: TokenStore, count: int) -> list[int]:
     """Return the places of the first ``count`` samples that have a target; fewer where there are fewer."""
-    places: list[int] = np.flatnonzero(store.num_targets[np.arange(len(store))] > 0)[:count].tolist()
-    return places
+    places: list[int] = []
+    for start in range(0, len(store), _AT_A_TIME):
+        samples = np.arange(start, min(start + _AT_A_TIME, len(store)))
+        places += samples[store.num_targets[samples] > 0].tolist()
+        if len(places) >= count:
+            break
+    return places[:count]
 
 
 def question(store: TokenStore, place: int) -> Question:
