@@ -40,13 +40,32 @@ class Inputs:
     data: Prepared
 
 
-def prepare(config: RunConfig) -> Inputs:
+def prepare(config: RunConfig, progress: Callable[[str], None] = print) -> Inputs:
     """Resolve the model and prepare the data; the launcher calls it first, then every rank finds it done."""
     folder = resolve_model(config.model.path)
     facts = read_facts(folder)
     max_length = sample_tokens(config.data.max_length, facts)
-    data = prepare_data(config.data, folder, max_length=max_length, trust_remote_code=config.model.trust_remote_code)
+    data = prepare_data(
+        config.data,
+        folder,
+        max_length=max_length,
+        trust_remote_code=config.model.trust_remote_code,
+        progress=progress,
+    )
     return Inputs(folder, facts, data)
+
+
+def make_order(config: RunConfig, data: Prepared) -> Order:
+    """Lay out the samples of all updates of a run."""
+    return Order(
+        data.sizes,
+        weights=data.weights,
+        lengths=lambda samples: data.train.lengths[samples],
+        global_size=config.batch.global_size,
+        global_tokens=config.batch.global_tokens,
+        seed=config.run.seed,
+        shuffle=config.data.shuffle,
+    )
 
 
 @dataclass(frozen=True)
@@ -88,15 +107,7 @@ def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
     named = trainable(training)
     training.verify(packed=config.data.pack, device=world.device)
     batch, train = config.batch, inputs.data.train
-    order = Order(
-        inputs.data.sizes,
-        weights=inputs.data.weights,
-        lengths=lambda samples: train.lengths[samples],
-        global_size=batch.global_size,
-        global_tokens=batch.global_tokens,
-        seed=config.run.seed,
-        shuffle=config.data.shuffle,
-    )
+    order = make_order(config, inputs.data)
     return Run(
         config=config,
         inputs=inputs,
