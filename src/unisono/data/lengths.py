@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -21,6 +22,18 @@ class Bin:
     begin: int
     end: int
     samples: int
+
+
+@dataclass(frozen=True)
+class LengthStats:
+    """Tokens of a sample. histogram: ranges of ``begin`` to ``end - 1`` tokens with their ``samples``."""
+
+    shortest: int
+    median: float
+    p95: float
+    longest: int
+    mean: float
+    histogram: list[Bin]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,22 +83,33 @@ class Lengths:
         """Count the samples in ten ranges of about the same width."""
         low, high = self.shortest, self.longest
         edges = np.linspace(low, high + 1, min(_NUM_BINS, high - low + 1) + 1).astype(int).tolist()
-        return [Bin(begin, end, int(self.counts[begin:end].sum())) for begin, end in zip(edges, edges[1:])]
+        return [Bin(begin, end, int(self.counts[begin:end].sum())) for begin, end in pairwise(edges)]
 
-    def lines(self) -> list[str]:
-        """Draw the ranges, one line each, then median, 95 % and longest."""
-        bins = self.bins()
-        most = max(one.samples for one in bins)
-        width = len(f"{self.longest:,}")
-        lines = [
-            f"{one.begin:>{width},} to {one.end - 1:>{width},}  {_bar(one.samples / most)} {one.samples:,}"
-            for one in bins
-        ]
-        median, p95 = self.percentile(50), self.percentile(95)
-        lines.append(
-            f"median {median:,.0f}, 95 % up to {p95:,.0f}, longest {self.longest:,}, mean {self.mean:,.1f} tokens"
+    def summary(self) -> LengthStats:
+        """Sum up the distribution."""
+        return LengthStats(
+            shortest=self.shortest,
+            median=self.percentile(50),
+            p95=self.percentile(95),
+            longest=self.longest,
+            mean=self.mean,
+            histogram=self.bins(),
         )
-        return lines
+
+
+def lines_of(lengths: LengthStats) -> list[str]:
+    """Draw the ranges, one line each, then median, 95 % and longest."""
+    most = max(one.samples for one in lengths.histogram)
+    width = len(f"{lengths.longest:,}")
+    lines = [
+        f"{one.begin:>{width},} to {one.end - 1:>{width},}  {_bar(one.samples / most)} {one.samples:,}"
+        for one in lengths.histogram
+    ]
+    lines.append(
+        f"median {lengths.median:,.0f}, 95 % up to {lengths.p95:,.0f}, longest {lengths.longest:,}, "
+        f"mean {lengths.mean:,.1f}"
+    )
+    return lines
 
 
 def count_lengths(stores: Iterable[TokenStore]) -> Lengths:

@@ -38,7 +38,10 @@ OPTIONAL: dict[Shape, tuple[FieldName, ...]] = {
     "text": (),
 }
 # What a list of messages calls speaker and text.
-TURN_FIELDS: dict[str, tuple[FieldName, FieldName]] = {"messages": ("role", "content"), "conversations": ("from", "value")}
+TURN_FIELDS: dict[str, tuple[FieldName, FieldName]] = {
+    "messages": ("role", "content"),
+    "conversations": ("from", "value"),
+}
 SHAPES_HINT = """a record has one of these shapes:
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
     {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}

@@ -30,9 +30,7 @@ class SampleSet:
 
 def training_sets(prepared: Prepared) -> list[SampleSet]:
     """Return the sources, in the order in which ``Prepared.train`` has them."""
-    return [
-        SampleSet("train", part.name, part, part.store("train")) for part in prepared.parts if part.kind == "train"
-    ]
+    return [SampleSet("train", part.name, part, part.store("train")) for part in prepared.parts if part.kind == "train"]
 
 
 def validation_sets(prepared: Prepared) -> list[SampleSet]:

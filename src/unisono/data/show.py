@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text as RichText
 
-from unisono.data.lengths import count_lengths
+from unisono.data.lengths import count_lengths, lines_of
 from unisono.data.prepare import Prepared
 from unisono.data.store import TokenStore
 from unisono.data.template import load_tokenizer
@@ -40,7 +41,7 @@ def show(
         out.rule(f"record {record}: {length} tokens, {num_targets} targets")
         out.print(_coloured(tokenizer, store, index, brackets=brackets), soft_wrap=True)
     out.rule("lengths in tokens")
-    for line in count_lengths([store]).lines():
+    for line in lines_of(count_lengths([store]).summary()):
         out.print(line, markup=False, highlight=False)
     out.rule()
     for line in prepared.messages:
@@ -94,7 +95,7 @@ def _runs(tokenizer: Any, store: TokenStore, index: int) -> list[tuple[int, int,
             bool(is_target[begin]),
             tokenizer.decode(ids[begin:end].tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False),
         )
-        for begin, end in zip(borders, borders[1:])
+        for begin, end in pairwise(borders)
     ]
 
 

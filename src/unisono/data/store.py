@@ -101,7 +101,7 @@ class Store:
         return self._ids[start:stop], self._is_target[start:stop]
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield all samples in their order, some megabytes at a time (a sample alone may be more); nothing is copied."""
+        """Yield all samples in their order, some megabytes at a time (one sample may be more); nothing is copied."""
         begin = 0
         while begin < len(self):
             ends = np.cumsum(self.lengths[begin : begin + _PIECE_SAMPLES])
