@@ -1,12 +1,13 @@
 """Look for what spoils a run without stopping it: copies, leaks, empty answers, much that was left out ...
 
 Only prepared data is judged; what cannot be prepared at all has been refused before. The source files are read again
-only to name the place of a record, and only as far as needed. End markers are looked for in what is learned, not in
-prompts: there the template's own cannot be told from those that a text brings along.
+only to name the place of a record, as far as needed, and to look for special tokens in the texts of the first records
+of each part: in a prompt of the store they cannot be told from the template's own.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,25 +15,27 @@ from pathlib import Path
 
 import numpy as np
 
-from unisono.data.copies import Distinct, Pairs, conflicts, distinct
+from unisono.data.copies import Pairs, first_pairs, repeats, sort
 from unisono.data.findings import Finding, Status
 from unisono.data.job import LeftOut
 from unisono.data.lengths import blocks, count_lengths
-from unisono.data.locate import places
+from unisono.data.locate import first_texts, places
 from unisono.data.prepare import Part, Prepared
 from unisono.data.progress import PROGRESS_SECONDS
 from unisono.data.scan import NUM_EXAMPLES, SHORT_TARGETS, Hits, Scan, Special, scan
 from unisono.data.sets import training_sets, validation_sets
+from unisono.data.store import Ints
 from unisono.data.template import load_tokenizer
 
 LEAK_FAILS_SHARE = 0.01
 DROPPED_WARNS_SHARE = 0.05
 SMALL_SET_SAMPLES = 20
+TEXT_RECORDS = 10_000
 MANY_PASSES = 10
 LABELS_SHARE = 0.5
 LONG_FACTOR = 4  # times the length that 95 % do not exceed ...
 LONG_TOKENS = 2048  # ... and above this: shorter samples cost no memory worth a word
-_PROMPT_HINT = "leave them out of one of the two, or name data.validation as a share: it keeps equal records together"
+_LEAK_HINT = "leave them out of one of the two, or name data.validation as a share: it keeps equal records together"
 
 Record = tuple[Part, int]
 
@@ -53,7 +56,8 @@ def examine(
 
     DataError when a source file changed so that its records cannot be named.
     """
-    special = Special.of(load_tokenizer(tokenizer_dir, trust_remote_code=trust_remote_code))
+    tokenizer = load_tokenizer(tokenizer_dir, trust_remote_code=trust_remote_code)
+    special = Special.of(tokenizer)
     groups = [[one] for one in validation_sets(prepared)]
     training = training_sets(prepared)
     num_samples = sum(len(one.store) for group in [training, *groups] for one in group)
@@ -64,6 +68,7 @@ def examine(
         *_copies_and_leaks(train, others),
         *(draft for seen in (train, *others) for draft in _samples(seen)),
         *(draft for part in prepared.parts for draft in _part(part)),
+        *(() if tokenizer.split_special_tokens else (_special_texts(part, special, ticker) for part in prepared.parts)),
         *_sizes(others),
         *_passes(prepared),
     ]
@@ -71,61 +76,66 @@ def examine(
 
 
 def _copies_and_leaks(train: Scan, others: Sequence[Scan]) -> Iterator[_Draft]:
-    whole = distinct(train.whole)
+    """Look for equal samples, then for equal prompts: one sorting at a time in memory."""
+    whole = sort(train.whole)
+    is_copy = whole.repeating()
     yield _pairs(
         "duplicates",
         _label(train),
         "warn",
-        whole.num_copies,
+        int(np.count_nonzero(is_copy)),
         f"of {train.num_samples:,} samples are exact copies of another",
-        _resolved(whole.copies, train, train),
+        _resolved(repeats(is_copy, train.whole, whole), train, train),
         "repeats",
         "a copy is learned twice as often; keep one of them",
     )
-    num_conflicts, pairs = conflicts(whole, train.prompt)
+    leaked = [whole.find(seen.whole) for seen in others]
+    del whole
+    for seen, learned in zip(others, leaked):
+        yield _leak(train, seen, learned)
+    prompts = sort(train.prompt)
+    is_other = prompts.repeating(is_copy)
     yield _pairs(
         "same_prompt",
         _label(train),
         "info",
-        num_conflicts,
-        "different samples begin with the prompt of another, and go on differently",
-        _resolved(pairs, train, train),
+        int(np.count_nonzero(is_other)),
+        f"of {train.num_samples:,} samples have the prompt of an earlier one, and another answer",
+        _resolved(repeats(is_other, train.prompt, prompts), train, train),
         "has the prompt of",
         "fine where several answers are right; the loss cannot reach zero on them",
     )
-    prompts = distinct(train.prompt) if others else None
-    for seen in others:
-        yield from _leaks(train, seen, whole, prompts)
+    for seen, learned in zip(others, leaked):
+        has_prompt = (learned < 0) & (seen.prompt != b"")
+        yield _leaked_prompt(train, seen, np.where(has_prompt, prompts.find(seen.prompt), -1))
 
 
-def _leaks(train: Scan, seen: Scan, whole: Distinct, prompts: Distinct | None) -> Iterator[_Draft]:
-    """Look for validation samples that are learned, as a whole or up to the answer."""
-    same = whole.find(seen.whole)
-    num = int(np.count_nonzero(same >= 0))
+def _leak(train: Scan, seen: Scan, learned: Ints) -> _Draft:
+    """Judge validation samples that are learned as a whole; ``learned``: where in the training data, or -1."""
+    num = int(np.count_nonzero(learned >= 0))
     share = num / seen.num_samples
-    yield _pairs(
+    return _pairs(
         "leak",
         _label(seen),
         "fail" if share >= LEAK_FAILS_SHARE else "warn",
         num,
         f"of {seen.num_samples:,} samples ({share:.1%}) are in the training data too",
-        _resolved(_first(same), seen, train),
+        _resolved(first_pairs(learned), seen, train),
         "is also",
-        _PROMPT_HINT,
+        _LEAK_HINT,
     )
-    if prompts is None:
-        return
-    same_prompt = np.where((same < 0) & (seen.prompt != b""), prompts.find(seen.prompt), -1)
-    num = int(np.count_nonzero(same_prompt >= 0))
-    yield _pairs(
+
+
+def _leaked_prompt(train: Scan, seen: Scan, learned: Ints) -> _Draft:
+    return _pairs(
         "leaked_prompt",
         _label(seen),
         "warn",
-        num,
-        f"of {seen.num_samples:,} samples have a prompt of the training data, with another answer",
-        _resolved(_first(same_prompt), seen, train),
+        int(np.count_nonzero(learned >= 0)),
+        f"of {seen.num_samples:,} samples have a prompt of the training data, and another answer",
+        _resolved(first_pairs(learned), seen, train),
         "has the prompt of",
-        _PROMPT_HINT,
+        "the answer may be known by heart; leave such prompts out of one of the two",
     )
 
 
@@ -207,6 +217,29 @@ def _part(part: Part) -> Iterator[_Draft]:
     )
 
 
+def _special_texts(part: Part, special: Special, ticker: _Ticker) -> _Draft:
+    """Look for special tokens in the texts of the first records."""
+    pattern = re.compile(b"|".join(re.escape(text.encode()) for text in special.texts) or b"(?!)")
+    num_records, hits = 0, Hits()
+    names: set[bytes] = set()
+    for number, text in first_texts(part, TEXT_RECORDS, ticker.record):
+        num_records += 1
+        found = set(pattern.findall(text))
+        names |= found
+        hits.add(np.array([bool(found)]), number)
+    listed = ", ".join(sorted(name.decode() for name in names))
+    return _pairs(
+        "special_tokens",
+        f"{part.kind} {part.name}".rstrip(),
+        "warn",
+        hits.num,
+        f"of the first {num_records:,} records have special tokens in their texts{listed and f': {listed}'}",
+        [((part, number),) for number in hits.first],
+        "",
+        "the tokenizer takes them for its own, as if the template had written them; take them out of the texts",
+    )
+
+
 def _sizes(others: Sequence[Scan]) -> Iterator[_Draft]:
     """Judge whether validation can tell anything."""
     if not others:
@@ -258,12 +291,6 @@ def _pairs(
     """Draft a finding that is fine when it counts nothing."""
     found = Finding(name, label, status if num else "ok", num, f"{num:,} {detail}", hint=hint if num else None)
     return _Draft(found, tuple(examples), words)
-
-
-def _first(places: np.ndarray) -> Pairs:
-    """Pair the first few numbers that have a place with that place."""
-    found = np.flatnonzero(places >= 0)[:NUM_EXAMPLES]
-    return list(zip(found.tolist(), places[found].tolist()))
 
 
 def _resolved(pairs: Pairs, left: Scan, right: Scan) -> list[tuple[Record, ...]]:

@@ -7,51 +7,53 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.data.scan import NUM_EXAMPLES, Hashes
-from unisono.data.store import Ints
+from unisono.data.store import Flags, Ints
 
+_BLOCK = 1 << 18
 Pairs = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, eq=False)
-class Distinct:
-    """The different ones of some hashes.
-
-    hashes: sorted, each once. first: where each stood first. num_copies: how many more there were. copies: the first
-    few of those, each with the place of the first one that is equal.
-    """
+class Sorted:
+    """Hashes in ascending order, and the sample that each is of; of equal ones the first sample comes first."""
 
     hashes: Hashes
-    first: Ints
-    num_copies: int
-    copies: Pairs
+    samples: Ints
 
     def find(self, hashes: Hashes) -> Ints:
-        """Return where each of some hashes stood first, -1 for those that are not here."""
-        if len(self.hashes) == 0:
-            return np.full(len(hashes), -1)
+        """Return the first sample with each of some hashes, -1 where there is none."""
         places = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
-        return np.where(self.hashes[places] == hashes, self.first[places], -1)
+        return np.where(self.hashes[places] == hashes, self.samples[places], -1)
+
+    def repeating(self, ignored: Flags | None = None) -> Flags:
+        """Flag the samples whose hash an earlier one has; empty hashes and ``ignored`` samples do not count."""
+        flags = np.zeros(len(self.samples), np.bool_)
+        before = np.zeros(1, self.hashes.dtype)
+        for begin in range(0, len(self.samples), _BLOCK):
+            hashes, samples = self.hashes[begin : begin + _BLOCK], self.samples[begin : begin + _BLOCK]
+            counts = hashes != b""
+            if ignored is not None:
+                counts &= ~ignored[samples]
+            hashes, samples = hashes[counts], samples[counts]
+            if len(hashes):
+                flags[samples] = hashes == np.concatenate([before, hashes[:-1]])
+                before = hashes[-1:]
+        return flags
 
 
-def distinct(hashes: Hashes) -> Distinct:
-    """Sort hashes and tell the different ones from the copies."""
-    order = np.argsort(hashes, kind="stable")  # so the first of equal ones comes first
-    ordered = hashes[order]
-    is_new = np.ones(len(hashes), np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
-    different = Distinct(ordered[is_new], order[is_new], int(np.count_nonzero(~is_new)), [])
-    copies = np.sort(order[~is_new])[:NUM_EXAMPLES]
-    return Distinct(
-        different.hashes,
-        different.first,
-        different.num_copies,
-        list(zip(copies.tolist(), different.find(hashes[copies]).tolist())),
-    )
+def sort(hashes: Hashes) -> Sorted:
+    """Sort the hashes of at least one sample."""
+    samples = np.argsort(hashes, kind="stable")
+    return Sorted(hashes[samples], samples)
 
 
-def conflicts(whole: Distinct, prompt: Hashes) -> tuple[int, Pairs]:
-    """Count the samples whose prompt an earlier, different sample has; give the first few with that one."""
-    first = np.sort(whole.first)
-    first = first[prompt[first] != b""]
-    prompts = distinct(prompt[first])
-    return prompts.num_copies, [(int(first[copy]), int(first[original])) for copy, original in prompts.copies]
+def first_pairs(places: Ints) -> Pairs:
+    """Pair the first few samples that have a place (not -1) with it."""
+    found = np.flatnonzero(places >= 0)[:NUM_EXAMPLES]
+    return list(zip(found.tolist(), places[found].tolist()))
+
+
+def repeats(flags: Flags, hashes: Hashes, among: Sorted) -> Pairs:
+    """Pair the first few flagged samples with the first one that has the same hash."""
+    found = np.flatnonzero(flags)[:NUM_EXAMPLES]
+    return list(zip(found.tolist(), among.find(hashes[found]).tolist()))

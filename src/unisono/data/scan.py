@@ -41,10 +41,11 @@ class Hits:
 
 @dataclass(frozen=True, eq=False)
 class Special:
-    """A tokenizer's special tokens: ``flags`` by id, and the end token's id."""
+    """A tokenizer's special tokens: ``flags`` by id, the end token's id, and what they look like in a text."""
 
     flags: Flags
     end: int | None
+    texts: tuple[str, ...]
 
     @staticmethod
     def of(tokenizer: Any) -> Special:
@@ -53,7 +54,8 @@ class Special:
         ids = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
         flags = np.zeros(max(len(tokenizer), *(number + 1 for number in ids), 1), np.bool_)
         flags[sorted(ids)] = True
-        return Special(flags, tokenizer.eos_token_id)
+        texts = sorted(map(str, tokenizer.convert_ids_to_tokens(sorted(ids))), key=len, reverse=True)
+        return Special(flags, tokenizer.eos_token_id, tuple(texts))
 
 
 @dataclass(frozen=True, eq=False)
