@@ -41,7 +41,7 @@ class Inputs:
     data: Prepared
 
 
-def prepare(config: RunConfig) -> Inputs:
+def prepare(config: RunConfig, progress: Callable[[str], None] = print) -> Inputs:
     """Resolve the model and prepare the data; the launcher calls it first, then every rank finds it done."""
     folder = resolve_model(config.model.path)
     facts = read_facts(folder)
@@ -52,8 +52,22 @@ def prepare(config: RunConfig) -> Inputs:
         max_length=max_length,
         trust_remote_code=config.model.trust_remote_code,
         preload=config.launch.allocator == "auto",
+        progress=progress,
     )
     return Inputs(folder, facts, data)
+
+
+def make_order(config: RunConfig, data: Prepared) -> Order:
+    """Lay out which samples make up which update; DataError for a stream, which comes as it comes."""
+    return Order(
+        data.sizes,
+        weights=data.weights,
+        lengths=data.store.lengths.__getitem__,
+        global_size=config.batch.global_size,
+        global_tokens=config.batch.global_tokens,
+        seed=config.run.seed,
+        shuffle=config.data.shuffle,
+    )
 
 
 @dataclass(frozen=True)
@@ -107,7 +121,7 @@ def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
     )
     named = trainable(training)
     training.verify(packed=config.data.pack, device=world.device)
-    order = make_order(config, inputs.data)
+    order = None if isinstance(inputs.data.train, StreamPlan) else make_order(config, inputs.data)
     return Run(
         config=config,
         inputs=inputs,
@@ -121,22 +135,6 @@ def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
         order=order,
         total=config.length.updates or (order.num_updates(config.length.epochs or 1) if order else 0),
         peak=peak_rate(config.optim, config.batch.global_size),
-    )
-
-
-def make_order(config: RunConfig, data: Prepared) -> Order | None:
-    """Lay out which samples make up which update; None for a stream, which comes as it comes."""
-    train = data.train
-    if isinstance(train, StreamPlan):
-        return None
-    return Order(
-        data.sizes,
-        weights=data.weights,
-        lengths=train.lengths.__getitem__,
-        global_size=config.batch.global_size,
-        global_tokens=config.batch.global_tokens,
-        seed=config.run.seed,
-        shuffle=config.data.shuffle,
     )
 
 

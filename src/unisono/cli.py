@@ -6,16 +6,22 @@ Exit codes: 0 done, 1 a fault or a failed finding, 2 a mistake in what was asked
 from __future__ import annotations
 
 import enum
+import json
 import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unisono.errors import UnisonoError
 
 if TYPE_CHECKING:
+    from unisono.build import Inputs
     from unisono.config.load import Loaded
+    from unisono.config.schema import RunConfig
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,6 +37,7 @@ Overrides = Annotated[
     typer.Argument(metavar="SECTION.KEY=VALUE", help="values that win over the run file", show_default=False),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a finished run", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object instead; progress goes to stderr")]
 
 
 class Dtype(str, enum.Enum):
@@ -74,7 +81,7 @@ def config(
     schema: Annotated[bool, typer.Option("--schema", help="the JSON Schema of the run file instead")] = False,
 ) -> None:
     """Show the run file as it is understood: every value, and where it came from."""
-    from unisono.config.check import check
+    from unisono.config.check import check as judge
     from unisono.config.load import load
     from unisono.config.render import json_schema, render
 
@@ -85,7 +92,7 @@ def config(
         raise typer.BadParameter("which run file? (or --schema)")
     loaded = load(run_file, overrides or [])
     typer.echo(render(loaded), nl=False)
-    check(loaded.config, loaded.origins)
+    judge(loaded.config, loaded.origins)
 
 
 @app.command()
@@ -105,16 +112,56 @@ def show(
     run_file: RunFile,
     overrides: Overrides = None,
     number: Annotated[int, typer.Option("--number", "-n", min=1, help="samples to show")] = 3,
+    as_json: AsJson = False,
 ) -> None:
     """Print samples with their targets in colour, and how long the samples are."""
-    loaded = _checked(run_file, overrides)
-    from unisono.data.show import show as show_samples
-    from unisono.model.load import context_length, resolve_model
+    config, inputs = _prepared(run_file, overrides, as_json)
+    from unisono.data import show
 
-    model, data = loaded.config.model, loaded.config.data
-    folder = resolve_model(model.path)
-    max_length = context_length(folder) if data.max_length == "auto" else data.max_length
-    show_samples(data, folder, max_length=max_length, trust_remote_code=model.trust_remote_code, number=number)
+    trust = config.model.trust_remote_code
+    if as_json:
+        _print_json(show.as_json(inputs.data, inputs.folder, trust_remote_code=trust, number=number))
+    else:
+        show.show(inputs.data, inputs.folder, trust_remote_code=trust, number=number)
+
+
+@data_app.command()
+def stats(run_file: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Count records, samples, tokens, lengths, the mix of the sources, updates: what the data amounts to."""
+    config, inputs = _prepared(run_file, overrides, as_json)
+    from unisono.build import make_order
+    from unisono.data.describe import describe
+    from unisono.data.stats import gather
+
+    found = gather(
+        inputs.data,
+        make_order(config, inputs.data),
+        context_tokens=inputs.facts.context_tokens,
+        epochs=config.length.epochs,
+        updates=config.length.updates,
+    )
+    if as_json:
+        _print_json(asdict(found))
+    else:
+        typer.echo("\n".join(describe(found)))
+
+
+@data_app.command()
+def check(run_file: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Look for what spoils a run: duplicates, leaks into validation, empty answers ... Code 1 if something fails."""
+    config, inputs = _prepared(run_file, overrides, as_json)
+    from unisono.data.check import examine
+    from unisono.data.findings import as_object, show
+
+    findings = examine(
+        inputs.data, inputs.folder, trust_remote_code=config.model.trust_remote_code, progress=_progress(as_json)
+    )
+    report = as_object(findings)
+    if as_json:
+        _print_json(report)
+    else:
+        show(findings)
+    raise typer.Exit(0 if report["ok"] else 1)
 
 
 @app.command()
@@ -142,13 +189,34 @@ def export(
     write(run, folder, merge=merge, dtype=None if dtype is None else dtype.value)
 
 
+def _prepared(run_file: Path, overrides: list[str] | None, as_json: bool) -> tuple[RunConfig, Inputs]:
+    """Prepare the data as ``train`` does, or find it done; a stream is prepared too, since all of it is looked at."""
+    config = _checked(run_file, overrides).config
+    from unisono.build import prepare
+
+    say = _progress(as_json)
+    if config.data.mode == "stream":
+        say(f"data.mode is stream: to look at all of it, it is prepared once in data.cache_dir {config.data.cache_dir}")
+        config = config.model_copy(update={"data": config.data.model_copy(update={"mode": "store"})})
+    return config, prepare(config, say)
+
+
+def _progress(as_json: bool) -> Callable[[str], None]:
+    """Say where progress goes: to the other stream where the first one is read by a program."""
+    return partial(print, file=sys.stderr, flush=True) if as_json else print
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
 def _checked(run_file: Path, overrides: list[str] | None) -> Loaded:
     """Read and judge the run file, before anything heavy is imported."""
-    from unisono.config.check import check
+    from unisono.config.check import check as judge
     from unisono.config.load import load
 
     loaded = load(run_file, overrides or [])
-    check(loaded.config, loaded.origins)
+    judge(loaded.config, loaded.origins)
     return loaded
 
 

@@ -162,23 +162,19 @@ def test_generate_and_export_hand_on_what_was_asked(
     assert call(monkeypatch, "export", "runs/x", "out", "--dtype", "int3") == 2
 
 
-@pytest.mark.parametrize(("written", "length"), [("auto", 2048), ("77", 77)])
-def test_data_show_hands_on_the_length(monkeypatch: pytest.MonkeyPatch, written: str, length: int) -> None:
+def test_data_show_hands_on_what_was_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
 
-    def show(data: Any, folder: Path, *, max_length: int, trust_remote_code: bool, number: int) -> None:
-        seen.append((data.max_length, folder, max_length, trust_remote_code, number))
+    def show(data: object, folder: Path, *, trust_remote_code: bool, number: int) -> None:
+        seen.append((data, folder, trust_remote_code, number))
 
-    stand_in(monkeypatch, "unisono.data.show", show=show)
-    stand_in(
-        monkeypatch,
-        "unisono.model.load",
-        resolve_model=lambda path: Path("/models") / path,
-        context_length=lambda folder: 2048,
-    )
-    run_file = str(write_run(Path()))
-    assert call(monkeypatch, "data", "show", run_file, f"data.max_length={written}", "--number", "7") == 0
-    assert seen == [("auto" if written == "auto" else length, Path("/models/starter"), length, False, 7)]
+    def prepare(config: Any, progress: object) -> object:
+        return types.SimpleNamespace(data=config.data.max_length, folder=Path("/models"))
+
+    stand_in(monkeypatch, "unisono.build", prepare=prepare)
+    monkeypatch.setattr("unisono.data.show.show", show)
+    assert call(monkeypatch, "data", "show", str(write_run(Path())), "data.max_length=77", "--number", "7") == 0
+    assert seen == [(77, Path("/models"), False, 7)]
 
 
 @pytest.mark.parametrize("words", [["no-such-command"], ["train"], ["train", "run.yaml", "--no-such-option"]])

@@ -204,3 +204,11 @@ def test_sources_sets_and_streams_are_judged() -> None:
     )
     assert "validate.generate 4 has no effect" in refusal("validate.generate=4")
     assert "data.shuffle_window 5 has no effect" in refusal("data.shuffle_window=5")
+
+
+def test_unknown_names_in_data_fields_are_refused_with_the_known_ones() -> None:
+    read_and_judged = read("data.fields={prompt: question, completion: answer, role: speaker}")
+    check(read_and_judged.config)
+    text = refusal("data.fields={promt: question, xyz: answer}")
+    assert "data.fields names 'promt', which is no field: messages, conversations, tools" in text
+    assert "did you mean prompt?" in text and "data.fields names 'xyz'" in text

@@ -346,14 +346,14 @@ def test_show_prints_targets_lengths_and_counts(bench: Bench) -> None:
     from unisono.data.show import show
 
     path = bench.file(pair("Q: [bold]1+1 ", "two!"), pair("a", "b" * 30))
-    data = DataSection(train=[path], cache_dir=str(bench.folder / "cache"))
+    prepared = bench.prepare(path)
     outputs = []
     for is_terminal in (False, True):
         out = io.StringIO()
         console = Console(
             file=out, width=100, force_terminal=is_terminal, color_system="standard" if is_terminal else None
         )
-        show(data, bench.tokenizer, max_length=100, number=1, console=console)
+        show(prepared, bench.tokenizer, number=1, console=console)
         outputs.append(out.getvalue())
     text, coloured = outputs
     assert "Q: [bold]1+1 ⟦two!<eos>⟧" in text and "⟦bb" not in text

@@ -7,12 +7,14 @@ sees. Each reports every problem at once as ConfigError, with the origins of the
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterator, Mapping
+from typing import get_args
 
 from unisono.config.output import check_output_dir
 from unisono.config.paths import is_hub_id, is_one_local_file
-from unisono.config.schema import RunConfig, sources_of, validation_sets_of
+from unisono.config.schema import FieldName, RunConfig, sources_of, validation_sets_of
 from unisono.errors import ConfigError
 
 __all__ = ["check", "check_machine", "check_output_dir", "check_world"]
@@ -204,6 +206,14 @@ def _data(config: RunConfig) -> Problems:
                 "data.weights",
                 f"data.weights names {name!r}, but the sources of data.train are {names}",
                 None,
+            )
+    for name in data.fields:
+        if name not in (known := get_args(FieldName)):
+            near = difflib.get_close_matches(name, known, n=1)
+            yield (
+                "data.fields",
+                f"data.fields names {name!r}, which is no field: {', '.join(known)} are",
+                f"did you mean {near[0]}?" if near else "our name comes first: {prompt: question, completion: answer}",
             )
     if data.overlong == "split" and data.format not in ("auto", "text"):
         message = f"data.overlong split cuts plain texts, and data.format is {data.format}"

@@ -15,6 +15,11 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+# What we call the fields of a record and of a message: what ``data.fields`` may map.
+FieldName = Literal[
+    "messages", "conversations", "tools", "role", "content", "from", "value",
+    "instruction", "input", "output", "prompt", "completion", "text",
+]  # fmt: skip
 
 
 class Section(BaseModel):

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import orjson
 
@@ -59,12 +59,41 @@ _TOKENIZER_FILES = (
 
 
 @dataclass(frozen=True, eq=False)
+class Part:
+    """One source or validation set: what was asked for, where its stores lie, what became of its records.
+
+    name: empty for the only one of a plain list. summary: what ``build`` has written down. With a share for validation
+    a source has two stores, ``train`` and ``validation``; any other part has ``train`` alone.
+    """
+
+    kind: Literal["train", "validation"]
+    name: str
+    job: Job
+    folder: Path
+    summary: dict[str, Any]
+
+    @property
+    def counts(self) -> Counts:
+        """Where the records went, of both stores together."""
+        return Counts(**self.summary["counts"])
+
+    @property
+    def messages(self) -> list[str]:
+        """Say what the records are, where they went, and which were left out."""
+        return _messages(f"{self.kind} {self.name}".rstrip(), self.job, self.folder, self.summary)
+
+    def store(self, name: str) -> Store:
+        """Open one of the stores."""
+        return open_store(self.folder / name)
+
+
+@dataclass(frozen=True, eq=False)
 class Prepared:
     """Stores that are ready, where the records went, and lines for the person.
 
     train: the samples of all sources, one after the other, with ``sizes`` and ``weights`` of each; or what is to be
-    streamed while training. validation: by the set's
-    name, which is empty for the only set of a plain list or share.
+    streamed while training. validation: by the set's name, which is empty for the only set of a plain list or share.
+    parts: the sources, then the validation sets; a stream has none of the former.
     """
 
     train: TokenStore | StreamPlan
@@ -74,6 +103,7 @@ class Prepared:
     counts: Counts
     format: str
     messages: tuple[str, ...]
+    parts: tuple[Part, ...] = ()
 
     @property
     def store(self) -> TokenStore:
@@ -85,22 +115,6 @@ class Prepared:
                 hint="data.mode=store prepares it; data.train=[one file] is enough to look at samples",
             )
         return self.train
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """One source or validation set: its stores, its summary, and what is said of it."""
-
-    folder: Path
-    summary: dict[str, Any]
-    messages: list[str]
-
-    @property
-    def counts(self) -> Counts:
-        return Counts(**self.summary["counts"])
-
-    def store(self, name: str) -> Store:
-        return open_store(self.folder / name)
 
 
 def prepare(
@@ -121,7 +135,7 @@ def prepare(
     share = data.validation if isinstance(data.validation, float) else 0.0
     cache = _Cache(Path(data.cache_dir).expanduser(), num_workers or usable_cores(), preload, progress)
 
-    def part(kind: str, name: str, files: list[str], validation_share: float) -> _Part:
+    def part(kind: Literal["train", "validation"], name: str, files: list[str], validation_share: float) -> Part:
         job = make_job(
             data,
             files,
@@ -131,7 +145,7 @@ def prepare(
             trust_remote_code=trust_remote_code,
         )
         folder, summary = cache.obtain(job)
-        return _Part(folder, summary, _messages(f"{kind} {name}".rstrip(), job, folder, summary))
+        return Part(kind, name, job, folder, summary)
 
     sets = {name: part("validation", name, files, 0.0) for name, files in validation_sets_of(data).items()}
     validation: dict[str, TokenStore] = {name: found.store("train") for name, found in sets.items()}
@@ -151,6 +165,7 @@ def prepare(
         counts=sum((source.counts for source in sources.values()), Counts()),
         format=", ".join(dict.fromkeys(str(source.summary["shape"]) for source in sources.values())),
         messages=tuple(line for found in (*sources.values(), *sets.values()) for line in found.messages),
+        parts=(*sources.values(), *sets.values()),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import orjson
 
+from unisono.config.schema import FieldName
 from unisono.data.turns import Message, kind_of, names_of, read_message, read_tools, refuse_fields, string
 from unisono.errors import DataError
 
@@ -22,14 +23,14 @@ __all__ = ["Conversation", "Message", "Shape", "Text", "content_share", "convert
 
 Shape = Literal["messages", "conversations", "instruction", "prompt_completion", "text"]
 
-FIELDS: dict[Shape, tuple[str, ...]] = {
+FIELDS: dict[Shape, tuple[FieldName, ...]] = {
     "messages": ("messages",),
     "conversations": ("conversations",),
     "instruction": ("instruction", "output"),
     "prompt_completion": ("prompt", "completion"),
     "text": ("text",),
 }
-OPTIONAL: dict[Shape, tuple[str, ...]] = {
+OPTIONAL: dict[Shape, tuple[FieldName, ...]] = {
     "messages": ("tools",),
     "conversations": ("tools",),
     "instruction": ("input",),
@@ -37,9 +38,10 @@ OPTIONAL: dict[Shape, tuple[str, ...]] = {
     "text": (),
 }
 # What a list of messages calls speaker and text.
-TURN_FIELDS = {"messages": ("role", "content"), "conversations": ("from", "value")}
-# The names that ``data.fields`` may map.
-FIELD_NAMES = frozenset(name for table in (FIELDS, OPTIONAL, TURN_FIELDS) for names in table.values() for name in names)
+TURN_FIELDS: dict[str, tuple[FieldName, FieldName]] = {
+    "messages": ("role", "content"),
+    "conversations": ("from", "value"),
+}
 SHAPES_HINT = """a record has one of these shapes:
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
     {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}

@@ -7,7 +7,7 @@ A store is a folder: ``tokens.bin`` (int32, all samples one after the other), ``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +26,7 @@ Ids = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 _START, _LENGTH, _TARGETS, _RECORD = range(4)
 _BYTES_PER_SAMPLE = 4 * 8
+_PIECE_SAMPLES, _PIECE_TOKENS = 1 << 14, 1 << 20
 
 
 class Column(Protocol):
@@ -98,6 +99,18 @@ class Store:
         start = int(self._starts[index])
         stop = start + int(self.lengths[index])
         return self._ids[start:stop], self._is_target[start:stop]
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield all samples in their order, some megabytes at a time (one sample may be more); nothing is copied."""
+        begin = 0
+        while begin < len(self):
+            ends = np.cumsum(self.lengths[begin : begin + _PIECE_SAMPLES])
+            end = begin + max(1, int(np.searchsorted(ends, _PIECE_TOKENS, side="right")))
+            first = int(self._starts[begin])
+            last = first + int(ends[end - begin - 1])
+            index = np.column_stack([self.lengths[begin:end], self.num_targets[begin:end], self.record[begin:end]])
+            yield Piece(self._ids[first:last], self._is_target[first:last], index)
+            begin = end
 
 
 def open_store(folder: Path) -> Store:

@@ -14,7 +14,6 @@ import torch
 from unisono.config.schema import LoraSection, ModelSection
 from unisono.errors import ModelError
 from unisono.model import attention, stream
-from unisono.model.facts import read_facts
 from unisono.model.starter import starter_folder
 
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
@@ -66,11 +65,6 @@ def _is_cached(name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
     return all(isinstance(try_to_load_from_cache(name, f), str) for f in ("config.json", "model.safetensors"))
-
-
-def context_length(folder: Path) -> int:
-    """Return the number of tokens the model can attend to."""
-    return read_facts(folder).context_tokens
 
 
 def load_model(
