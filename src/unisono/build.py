@@ -18,6 +18,7 @@ from unisono.data.spread import CostModel
 from unisono.data.store import TokenStore
 from unisono.data.stream import Stream, StreamedUpdates, StreamPlan
 from unisono.dist import World
+from unisono.errors import DataError
 from unisono.loss import TrainingModel
 from unisono.model.facts import Facts, read_facts, sample_tokens
 from unisono.model.load import base_model, load_model, resolve_model
@@ -59,15 +60,19 @@ def prepare(config: RunConfig, progress: Callable[[str], None] = print) -> Input
 
 def make_order(config: RunConfig, data: Prepared) -> Order:
     """Lay out which samples make up which update; DataError for a stream, which comes as it comes."""
-    return Order(
-        data.sizes,
-        weights=data.weights,
-        lengths=data.store.lengths.__getitem__,
-        global_size=config.batch.global_size,
-        global_tokens=config.batch.global_tokens,
-        seed=config.run.seed,
-        shuffle=config.data.shuffle,
-    )
+    store = data.store
+    try:
+        return Order(
+            data.sizes,
+            weights=data.weights,
+            lengths=store.lengths.__getitem__,
+            global_size=config.batch.global_size,
+            global_tokens=config.batch.global_tokens,
+            seed=config.run.seed,
+            shuffle=config.data.shuffle,
+        )
+    except ValueError as error:  # weights so small that an epoch would be empty
+        raise DataError(str(error), where="data.weights", hint="raise them: 1 is once an epoch") from error
 
 
 @dataclass(frozen=True)

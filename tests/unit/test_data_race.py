@@ -116,6 +116,15 @@ def test_b37_a_killed_preparation_goes_on_and_ends_as_if_nothing_had_been(
     assert _bytes_of(untouched.train.folder.parent) == _bytes_of(prepared.train.folder.parent)
 
 
+def test_a_damaged_mark_means_to_begin_anew(tmp_path: Path, tiny: Path) -> None:
+    _start_victim(tmp_path, tiny).join(60)
+    (mark,) = tmp_path.glob("cache/stores/*.part/progress.json")
+    mark.write_bytes(mark.read_bytes()[:40])
+    said: list[str] = []
+    prepared = prepare(data_in(tmp_path), tiny, max_length=100, progress=said.append)
+    assert prepared.counts.kept == NUM_RECORDS and not any("going on after" in line for line in said)
+
+
 def test_b37_who_waits_says_for_whom_and_takes_over_from_a_dead_writer(
     tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -253,21 +253,21 @@ def _mark(folder: Path, tally: _Tally, writers: list[StoreWriter]) -> None:
 
 
 def _restore(folder: Path, num_stores: int) -> _Tally:
-    """Return what an earlier call has marked; without a mark the folder is emptied."""
-    file = folder / _PROGRESS_FILE
-    if not file.is_file():
+    """Return what an earlier call has marked; without a mark that can be read the folder is emptied."""
+    try:
+        state = orjson.loads((folder / _PROGRESS_FILE).read_bytes())
+        return _Tally(
+            shape=state["shape"],
+            counts=Counts(**state["counts"]),
+            named=[LeftOut(**item) for item in state["named"]],
+            ignored=set(state["ignored"]),
+            marks=[Mark(**mark) for mark in state["marks"]],
+            left_out_bytes=state["left_out_bytes"],
+        )
+    except (FileNotFoundError, NotADirectoryError, orjson.JSONDecodeError, KeyError, TypeError):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         return _Tally(marks=[Mark()] * num_stores)
-    state = orjson.loads(file.read_bytes())
-    return _Tally(
-        shape=state["shape"],
-        counts=Counts(**state["counts"]),
-        named=[LeftOut(**item) for item in state["named"]],
-        ignored=set(state["ignored"]),
-        marks=[Mark(**mark) for mark in state["marks"]],
-        left_out_bytes=state["left_out_bytes"],
-    )
 
 
 def _summarise(folder: Path, key: str, hashes: list[str], names: list[str], tally: _Tally) -> None:
