@@ -17,8 +17,9 @@ from typing import Any
 
 import orjson
 
-from unisono.data.encode import Encoder, open_encoder
+from unisono.data.encode import Encoder
 from unisono.data.records import Shape, convert
+from unisono.data.template import load_tokenizer
 
 PAIRS = 7
 BATCH_RECORDS = 500
@@ -43,7 +44,7 @@ def chats(number: int) -> list[bytes]:
 
 def measure(name: str, folder: Path, lines: list[bytes], shape: Shape, fields: dict[str, str]) -> None:
     """Time both sides in pairs and print them."""
-    encoder = open_encoder(folder, shape, 8192)
+    encoder = Encoder(load_tokenizer(folder, trust_remote_code=False), shape, 8192)
     tokenizer: Any = encoder._tokenizer
     records = [convert(orjson.loads(line), shape, "", fields) for line in lines]
     texts = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_synced(file: Path, data: bytes) -> None:
@@ -13,6 +14,14 @@ def write_synced(file: Path, data: bytes) -> None:
         out.write(data)
         out.flush()
         os.fsync(out.fileno())
+
+
+def open_at(file: Path, num_bytes: int) -> BinaryIO:
+    """Open for writing on after the first ``num_bytes``; what stands behind them is dropped."""
+    handle = file.open("r+b" if file.exists() else "w+b")
+    handle.truncate(num_bytes)
+    handle.seek(num_bytes)
+    return handle
 
 
 def sync(path: Path) -> None:

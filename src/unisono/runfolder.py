@@ -7,30 +7,19 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
 from unisono.config.load import Loaded
 from unisono.config.render import render
+from unisono.data.loader import LeftOutRecord
 from unisono.errors import OutputError
 from unisono.metrics.environment import environment
 from unisono.metrics.record import JsonLines, cut_after
 from unisono.metrics.trackers import TensorBoard, open_trackers
 
 GENERATIONS = "generations"
-
-
-class LeftOut(Protocol):
-    """A record that was left out: its file and place, and why."""
-
-    @property
-    def place(self) -> str:
-        """File and place."""
-
-    @property
-    def reason(self) -> str:
-        """Why it cannot be used."""
 
 
 @dataclass
@@ -61,7 +50,7 @@ class RunFolder:
         if self.samples is not None:
             self.samples.write({"update": update, "ids": records})
 
-    def left_out(self, update: int, records: Sequence[LeftOut]) -> None:
+    def left_out(self, update: int, records: Sequence[LeftOutRecord]) -> None:
         """List records that a stream left out on its way to an update (rank 0)."""
         if self.gone is not None:
             for record in records:

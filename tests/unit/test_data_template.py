@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.tiny import CHATML, save_tokenizer
-from unisono.data.encode import Encoder, Overlong, Tokens, _quick_span, open_encoder
+from unisono.data.encode import Encoder, Overlong, Tokens, _quick_span
 from unisono.data.records import Conversation, Message, Shape, Text
-from unisono.data.template import ChatTemplate
+from unisono.data.template import ChatTemplate, load_tokenizer
 from unisono.errors import DataError, ModelError
 
 # Removes <t>..</t> from all but the last assistant turn.
@@ -474,20 +474,20 @@ def test_what_the_tokenizers_library_refuses_is_told(tmp_path: Path) -> None:
     content = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps(content | {"model": {"type": "Unknown"}}), encoding="utf-8")
     with pytest.raises(ModelError, match="the tokenizer cannot be loaded"):
-        open_encoder(place, "messages", 100)
+        Encoder(load_tokenizer(place, trust_remote_code=False), "messages", 100)
 
 
 def test_a_template_that_is_not_jinja_is_told(tmp_path: Path) -> None:
     place = save_tokenizer(tmp_path / "t", chat_template="{% for m in messages %}{{ m.content }}")
     with pytest.raises(ModelError, match="not valid Jinja"):
-        open_encoder(place, "messages", 100)
+        Encoder(load_tokenizer(place, trust_remote_code=False), "messages", 100)
 
 
 def test_the_starter_has_the_ids_of_serving() -> None:
     folders = sorted((Path.home() / ".cache/unisono/starter").glob("*/tokenizer.json"))
     if not folders:
         pytest.skip("the starter model is not there")
-    encoder = open_encoder(folders[0].parent, "messages", 8192)
+    encoder = Encoder(load_tokenizer(folders[0].parent, trust_remote_code=False), "messages", 8192)
     tokenizer = encoder._tokenizer
     num_seen = 0
     for record in conversations_of_b19():

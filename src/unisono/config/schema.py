@@ -15,6 +15,8 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Targets = Literal["assistant", "last", "all"]
+WhenOverlong = Literal["drop", "truncate_prompt", "split", "error"]
 # What we call the fields of a record and of a message: what ``data.fields`` may map.
 FieldName = Literal[
     "messages", "conversations", "tools", "role", "content", "from", "value",
@@ -83,13 +85,13 @@ class DataSection(Section):
     fields: dict[str, str] = Field(
         default={}, description="what the files call a field, by our name: {prompt: question, completion: answer}"
     )
-    targets: Literal["assistant", "last", "all"] = Field(
+    targets: Targets = Field(
         default="assistant", description="what is learned: every answer, the last one, or every token"
     )
     max_length: PositiveInt | Literal["auto"] = Field(
         default="auto", description="tokens per sample; auto = the model's context"
     )
-    overlong: Literal["drop", "truncate_prompt", "split", "error"] = Field(
+    overlong: WhenOverlong = Field(
         default="drop",
         description="a longer sample: left out, its prompt cut from the start, a plain text cut in pieces, an error",
     )

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 import orjson
 
@@ -25,7 +24,7 @@ from unisono.data.records import Shape, recognise
 from unisono.data.source.raw import Raw, parse
 from unisono.data.source.read import read_records
 from unisono.data.store import Mark, StoreWriter
-from unisono.durable import sync, write_synced
+from unisono.durable import open_at, sync, write_synced
 from unisono.errors import DataError
 
 NUM_NAMED = 20
@@ -58,10 +57,6 @@ class _Tally:
             if sum(other.kind == item.kind for other in self.named) < NUM_NAMED:
                 self.named.append(item)
 
-    @property
-    def num_left_out(self) -> int:
-        return self.counts.dropped_overlong + self.counts.dropped_no_target + self.counts.skipped_bad
-
 
 def build(
     job: Job,
@@ -88,7 +83,7 @@ def build(
     reading = _Reading(job, tally, Progress(sizes, progress), folder)
     with ExitStack() as stack:
         writers = [stack.enter_context(StoreWriter(folder / name, at)) for name, at in zip(names, tally.marks)]
-        left_out = stack.enter_context(_open_left_out(folder, tally.left_out_bytes))
+        left_out = stack.enter_context(open_at(folder / "left_out.jsonl", tally.left_out_bytes))
         encode = stack.enter_context(encoding(job, 1 if is_small else num_workers, preload=preload))
         marked, hopeless_since = time.monotonic(), float("inf")
         for encoded in encode(reading.blocks()):
@@ -228,13 +223,6 @@ def _more(count: int) -> str:
     return f"\n  ... and {count - NUM_NAMED:,} more" if count > NUM_NAMED else ""
 
 
-def _open_left_out(folder: Path, num_bytes: int) -> BinaryIO:
-    handle = (folder / "left_out.jsonl").open("r+b" if num_bytes else "w+b")
-    handle.truncate(num_bytes)
-    handle.seek(num_bytes)
-    return handle
-
-
 def _mark(folder: Path, tally: _Tally, writers: list[StoreWriter]) -> None:
     """Put on disk how far the work has come, by one rename."""
     tally.marks = [writer.mark() for writer in writers]
@@ -278,7 +266,7 @@ def _summarise(folder: Path, key: str, hashes: list[str], names: list[str], tall
         "shape": tally.shape,
         "counts": asdict(tally.counts),
         "left_out": [asdict(item) for item in tally.named[:NUM_NAMED]],
-        "num_left_out": tally.num_left_out,
+        "num_left_out": tally.counts.num_left_out,
         "ignored": sorted(tally.ignored)[:NUM_NAMED],
         "stores": names,
     }

@@ -187,8 +187,8 @@ def _samples(seen: Scan) -> Iterator[_Draft]:
 
 def _part(part: Part) -> Iterator[_Draft]:
     """Judge what became of the records of a source or a set."""
-    counts, label = part.counts, f"{part.kind} {part.name}".rstrip()
-    num_lost = counts.dropped_overlong + counts.dropped_no_target + counts.skipped_bad
+    counts, label = part.counts, part.label
+    num_lost = counts.num_left_out
     share = num_lost / counts.records
     named = [LeftOut(**item).line(part.job) for item in part.summary["left_out"][:NUM_EXAMPLES]]
     yield _Draft(
@@ -230,7 +230,7 @@ def _special_texts(part: Part, special: Special, ticker: _Ticker) -> _Draft:
     listed = ", ".join(sorted(name.decode() for name in names))
     return _pairs(
         "special_tokens",
-        f"{part.kind} {part.name}".rstrip(),
+        part.label,
         "warn",
         hits.num,
         f"of the first {num_records:,} records have special tokens in their texts{listed and f': {listed}'}",

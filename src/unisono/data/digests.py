@@ -38,11 +38,8 @@ class Digests:
         digest = hashlib.sha256()
         for _ in read_records(file, digest, scratch=self._folder):
             pass
-        found = digest.hexdigest()
-        if any(other.read_text(encoding="ascii") == found for other in place.iterdir()):
-            self.remember(file, stamp, found)
-            return found
-        return None
+        self.remember(file, stamp, digest.hexdigest())
+        return digest.hexdigest()
 
     def remember(self, file: SourceFile, stamp: str | None, digest: str) -> None:
         """Note the hash of a file as it was under ``stamp``; by one rename."""

@@ -19,19 +19,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from unisono.config.schema import Targets, WhenOverlong
 from unisono.data.records import Conversation, Shape, Text
 from unisono.data.render import NamedRefusal
-from unisono.data.template import ChatTemplate, Layout, load_tokenizer
+from unisono.data.template import ChatTemplate, Layout
 from unisono.errors import DataError, ModelError
-
-Targets = Literal["assistant", "last", "all"]
-WhenOverlong = Literal["drop", "truncate_prompt", "split", "error"]
 
 JOIN: dict[Shape, str] = {"prompt_completion": "", "instruction": "\n\n"}
 # Normalisation may shorten a text before it is tokenised; nothing shortens it to a quarter.
@@ -64,20 +61,6 @@ class Overlong:
 
 
 Result = tuple[Tokens, ...] | Overlong | DataError
-
-
-def open_encoder(
-    tokenizer_dir: Path,
-    shape: Shape,
-    max_length: int,
-    *,
-    trust_remote_code: bool = False,
-    targets: Targets = "assistant",
-    overlong: WhenOverlong = "drop",
-) -> Encoder:
-    """Load a tokenizer and make its encoder: what a worker process needs to begin."""
-    tokenizer = load_tokenizer(tokenizer_dir, trust_remote_code=trust_remote_code)
-    return Encoder(tokenizer, shape, max_length, targets=targets, overlong=overlong)
 
 
 class Encoder:

@@ -6,11 +6,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
+from unisono.config.schema import Targets, WhenOverlong
 from unisono.data.records import Shape
 from unisono.data.source.files import SourceFile
-
-Overlength = Literal["drop", "truncate_prompt", "split", "error"]
-Targets = Literal["assistant", "last", "all"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class Job:
     fields: tuple[tuple[str, str], ...]
     targets: Targets
     max_length: int
-    overlong: Overlength
+    overlong: WhenOverlong
     on_error: Literal["stop", "skip"]
     max_skipped: int
     validation_share: float
@@ -52,6 +50,11 @@ class Counts:
     dropped_tokens: int = 0
     open_answers: int = 0
     cut_prompts: int = 0
+
+    @property
+    def num_left_out(self) -> int:
+        """Count the records that are not kept."""
+        return self.dropped_overlong + self.dropped_no_target + self.skipped_bad
 
     def __add__(self, other: Counts) -> Counts:
         """Count both together."""

@@ -75,10 +75,6 @@ class Lengths:
         above = int(np.searchsorted(ends, min(int(place) + 1, self.num_samples - 1), side="right"))
         return below + (place - int(place)) * (above - below)
 
-    def longer_than(self, num_tokens: float) -> int:
-        """Count the samples with more tokens."""
-        return int(self.counts[int(num_tokens) + 1 :].sum())
-
     def bins(self) -> list[Bin]:
         """Count the samples in ten ranges of about the same width."""
         low, high = self.shortest, self.longest

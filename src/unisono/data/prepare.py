@@ -78,9 +78,14 @@ class Part:
         return Counts(**self.summary["counts"])
 
     @property
+    def label(self) -> str:
+        """What a person calls it: train, train web, validation ..."""
+        return f"{self.kind} {self.name}".rstrip()
+
+    @property
     def messages(self) -> list[str]:
         """Say what the records are, where they went, and which were left out."""
-        return _messages(f"{self.kind} {self.name}".rstrip(), self.job, self.folder, self.summary)
+        return _messages(self)
 
     def store(self, name: str) -> Store:
         """Open one of the stores."""
@@ -331,9 +336,8 @@ def _try_lock(descriptor: int, path: Path) -> bool:
     return True
 
 
-def _messages(name: str, job: Job, folder: Path, summary: dict[str, Any]) -> list[str]:
-    """Say what the records are, where they went, and which were left out."""
-    counts = Counts(**summary["counts"])
+def _messages(part: Part) -> list[str]:
+    name, job, folder, summary, counts = part.label, part.job, part.folder, part.summary, part.counts
     how = "recognised from the first record" if job.shape == "auto" else "as asked"
     lines = [f"{name}: records of the shape {summary['shape']} ({how})", f"{name}: {counts.sentence()}"]
     if counts.kept_validation:

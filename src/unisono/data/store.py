@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
-from unisono.durable import sync, write_synced
+from unisono.durable import open_at, sync, write_synced
 from unisono.errors import DataError
 
 STORE_VERSION = 2
@@ -234,7 +234,7 @@ class StoreWriter:
         self.folder = folder
         self._at = at
         self._files = {
-            name: _open_at(folder / name, width * count)
+            name: open_at(folder / name, width * count)
             for name, width, count in (
                 ("tokens.bin", 4, at.num_tokens),
                 ("targets.bin", 1, at.num_tokens),
@@ -292,11 +292,3 @@ class StoreWriter:
         """Close the files."""
         for file in self._files.values():
             file.close()
-
-
-def _open_at(file: Path, num_bytes: int) -> BinaryIO:
-    """Open for appending after the first ``num_bytes``; what stands behind them was never marked."""
-    handle = file.open("r+b" if file.exists() else "w+b")
-    handle.truncate(num_bytes)
-    handle.seek(num_bytes)
-    return handle
