@@ -23,21 +23,24 @@ from pathlib import Path
 from typing import NoReturn
 
 from unisono.errors import UnisonoError
+from unisono.stopping import AGAIN, notice
 
 LAUNCHER_PID = "UNISONO_LAUNCHER_PID"
-INTERRUPTED = 130
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _PR_SET_PDEATHSIG = 1
 
 
 def run_worker(main: Callable[[], object]) -> NoReturn:
-    """Run ``main`` and end the process with its exit code: 0, 1, an error's own, or 130 for an interrupt.
+    """Run ``main`` and end the process with its exit code: what ``main`` returns, 1, or an error's own.
+
+    From here on a request to stop (SIGTERM, SIGINT, SIGUSR1) is noted for ``main`` to look at; a second one leaves.
 
     ``main`` must have taken down its process group when it returns. When it raises, nothing is taken down: clean-up
     is collective, and the peers of a failed rank will not join it.
     """
     die_with_launcher()
     faulthandler.enable()
+    notice().listen()
     leave(_run(main))
 
 
@@ -67,9 +70,9 @@ def leave(code: int) -> NoReturn:
 
 def _run(main: Callable[[], object]) -> int:
     try:
-        main()
+        code = main()
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return AGAIN  # nothing had been trained that is not saved
     except SystemExit as leaving:
         return _system_exit(leaving)
     except UnisonoError as error:
@@ -81,7 +84,7 @@ def _run(main: Callable[[], object]) -> int:
         return _report(f"{what}\n  hint: make room; the run then goes on from its newest checkpoint", 1, plain=True)
     except BaseException:  # noqa: BLE001 - the edge of the process: whatever it was is told, and the process ends
         return _report(traceback.format_exc(), 1, plain=False)
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def _system_exit(leaving: SystemExit) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unisono import dist, evaluation, train
+from unisono import dist, evaluation, saving, train
 from unisono.data.loader import Batches
 from unisono.loss import TrainingModel
 from unisono.runfolder import RunFolder
@@ -77,7 +77,7 @@ if int(os.environ["RANK"]) == int(rank):
     elif phase == "validation":
         evaluation.evaluate = fails
     elif phase == "save":
-        train.save_checkpoint = after_update_two(train.save_checkpoint)
+        saving.save_checkpoint = after_update_two(saving.save_checkpoint)
     elif phase == "log":
         RunFolder.line = after_update_two(RunFolder.line)
         RunFolder.ids = after_update_two(RunFolder.ids)

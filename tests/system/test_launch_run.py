@@ -12,17 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from support.launching import MARK, alive, run_fake
+from support.launching import MARK, MODULES, alive, run_fake
 from unisono.cores import usable_cores
 from unisono.errors import DataError, LaunchError
-
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
 def mark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """Mark all that a test starts; whatever the test is about, nothing of it may be left, nor a temporary folder."""
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("PYTHONPATH", MODULES)
     monkeypatch.setenv(MARK, str(tmp_path))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     scratch = tmp_path / "scratch"

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from support.launching import fake_config
+from support.launching import MODULES, fake_config
 from unisono.checkpoint.manifest import Manifest, seal
 from unisono.config.load import Loaded
 from unisono.launch import run
-
-TESTS = Path(__file__).parents[1]
 
 
 def save(folder: Path, update: int) -> Path:
@@ -28,7 +26,7 @@ def save(folder: Path, update: int) -> Path:
 def test_a_restart_resumes_its_own_checkpoints_only(
     earlier: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("PYTHONPATH", MODULES)
     output = tmp_path / "run"
     if earlier:
         save(output, 7)

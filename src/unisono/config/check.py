@@ -134,7 +134,7 @@ def _without_effect(config: RunConfig) -> Problems:
         ("optim.momentum", optim.name != "sgd", "optim.name sgd"),
         ("optim.betas", optim.name != "adamw", "optim.name adamw"),
         ("optim.eps", optim.name != "adamw", "optim.name adamw"),
-        ("optim.max_nonfinite", optim.on_nonfinite != "skip", "optim.on_nonfinite skip"),
+        ("optim.max_nonfinite", optim.on_nonfinite == "stop", "optim.on_nonfinite skip or rewind"),
         ("data.max_skipped", data.on_error != "skip", "data.on_error skip"),
         ("validate.every", no_validation, "data.validation, a share or files"),
         ("validate.generate", no_validation, "data.validation, a share or files"),

@@ -8,6 +8,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unisono.allocator import find_allocator
 from unisono.checkpoint.manifest import Manifest, candidates
@@ -18,7 +19,11 @@ from unisono.launch.environment import applied, rank_environment
 from unisono.launch.failure import FINAL, Failure, first_failure, tell
 from unisono.launch.port import check_port
 from unisono.launch.ranks import Machine, decide_ranks, look_at_machine
-from unisono.worker import INTERRUPTED, LAUNCHER_PID
+from unisono.stopping import AGAIN, REQUESTS, Notice, interrupt
+from unisono.worker import LAUNCHER_PID
+
+if TYPE_CHECKING:
+    from unisono.launch.agent import Requests
 
 _STOPPED = 128
 
@@ -32,26 +37,27 @@ def run(
 ) -> int:
     """Run ``module`` on the ranks of the run file, with ``overrides`` as given, and return the exit code.
 
-    0; 2 for the person's own mistake; 3 for numbers that are gone; 1 for another failure once the restarts are used
-    up; 128 + signal (130 for Ctrl-C) when stopped. ``prepare`` readies the data before there is any rank (default:
-    that of ``unisono.build``).
+    See docs/reliability.md for the codes: 0; AGAIN when it was stopped and nothing is lost; 128 + signal when it was
+    told twice; 2 for the person's own mistake; 3 for numbers that are gone; 1 for another failure once the restarts
+    are used up. ``prepare`` readies the data before there is any rank (default: that of ``unisono.build``).
     Raises UserError for what is found before ranks exist.
     """
-    config = loaded.config
+    config, waiting = loaded.config, Notice()
     try:
         check_port(config.launch.port)
         machine = look_at_machine()
         check_machine(config, machine.gpus, loaded.origins)
         ranks = decide_ranks(config, machine)
         check_world(config, ranks, loaded.origins)
-        (prepare or _prepare)(config)
+        with waiting.answering(interrupt), waiting.listening():
+            (prepare or _prepare)(config)
         variables = _environment(config, ranks, machine)
         command = [sys.executable, "-m", "unisono.worker", module, str(loaded.path.absolute()), *overrides]
         with applied(variables):
             return _supervise(config, command, ranks)
     except KeyboardInterrupt:
-        _say("stopped before the ranks were started")
-        return INTERRUPTED
+        _say("stopped before the ranks were started; what was prepared by then is kept")
+        return AGAIN
 
 
 def _prepare(config: RunConfig) -> None:
@@ -78,21 +84,22 @@ def _environment(config: RunConfig, ranks: int, machine: Machine) -> dict[str, s
 
 def _supervise(config: RunConfig, command: Sequence[str], ranks: int) -> int:
     """Start the ranks, again after a fault while restarts are left, and return the exit code."""
-    from unisono.launch.agent import Stopped, stop_signals
+    from unisono.launch.agent import Requests, Stopped
 
     was_empty = not _has_checkpoints(config)
+    requests = Requests(config.launch.grace_seconds)
     try:
-        with stop_signals():
+        with requests.heard():
             for restarts in range(config.launch.max_restarts + 1):
                 # a restart goes on from what this very launch has saved, whatever checkpoint.resume told the first
                 goes_on = restarts > 0 and was_empty and _has_checkpoints(config)
                 resume = ["checkpoint.resume=auto"] if goes_on else []
-                code = _attempt(config, [*command, *resume], ranks, restarts)
+                code = _attempt(config, [*command, *resume], ranks, restarts, requests)
                 if code is not None:
                     return code
     except Stopped as stop:
         _say(f"{stop}; all ranks have ended")
-        return _STOPPED + stop.signum
+        return _STOPPED + stop.signum if stop.insisted else AGAIN
     finally:
         _show_cursor()
     raise AssertionError("the last attempt has no exit code")
@@ -104,7 +111,7 @@ def _has_checkpoints(config: RunConfig) -> bool:
     return any(isinstance(manifest, Manifest) for _, manifest in candidates(folder))
 
 
-def _attempt(config: RunConfig, command: Sequence[str], ranks: int, restarts: int) -> int | None:
+def _attempt(config: RunConfig, command: Sequence[str], ranks: int, restarts: int, requests: Requests) -> int | None:
     """Run the ranks once, under a rendezvous of their own. None means: start again."""
     from unisono.launch.agent import RUN_MARK, start_ranks
 
@@ -112,10 +119,15 @@ def _attempt(config: RunConfig, command: Sequence[str], ranks: int, restarts: in
     check_port(port)
     run_id = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="unisono-launch-") as folder, applied({RUN_MARK: run_id}):
-        failures = start_ranks(command, ranks, port=port, run_id=run_id, log_dir=str(Path(folder)))
+        failures = start_ranks(command, ranks, port=port, run_id=run_id, log_dir=folder, requests=requests)
     if not failures:
         return 0
     code = first_failure(failures).exit_code
+    if code == AGAIN or (requests.asked and -code in REQUESTS):  # the latter before a rank could listen
+        return AGAIN
+    if requests.asked:
+        _tell(failures, ranks, "no restart: it was asked to stop")
+        return 1
     budget = config.launch.max_restarts
     if code not in FINAL and restarts < budget:
         _tell(failures, ranks, f"starting again, restart {restarts + 1} of {budget}")
