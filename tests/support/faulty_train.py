@@ -1,4 +1,4 @@
-"""`unisono.train` with one fault planted: FAULT is phase@rank, run as the ranks' module by the launcher."""
+"""`unisono.train` with one fault planted: FAULT is phase@rank (or @all), run as the ranks' module by the launcher."""
 
 from __future__ import annotations
 
@@ -60,10 +60,25 @@ def backward_fails(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
     return FailsInBackward.apply(loss) if next(forwards) > 2 else loss
 
 
+def delayed(method: Any, seconds: float, spared: int = 0) -> Any:
+    """Do it, after a while; the moment of the first delay is noted. The first ``spared`` calls are not delayed."""
+    count = iter(range(10**6))
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        number = next(count)
+        if number >= spared:
+            if number == spared:
+                Path(os.environ["FAULT_TIME"]).touch()
+            time.sleep(seconds)
+        return method(*args, **kwargs)
+
+    return late
+
+
 forward = TrainingModel.forward
 forwards = iter(range(1, 10**6))
 
-if int(os.environ["RANK"]) == int(rank):
+if rank in ("all", os.environ["RANK"]):
     if phase == "group":
         dist.join = train.dist.join = fails
     elif phase == "fetch":
@@ -78,6 +93,16 @@ if int(os.environ["RANK"]) == int(rank):
         evaluation.evaluate = fails
     elif phase == "save":
         saving.save_checkpoint = after_update_two(saving.save_checkpoint)
+    elif phase == "slow":
+        TrainingModel.forward = delayed(forward, 0.2)
+    elif phase == "very_slow":
+        TrainingModel.forward = delayed(forward, 10.0, spared=1)
+    elif phase == "slow_validation":
+        evaluation.evaluate = delayed(evaluation.evaluate, 1.0)
+    elif phase == "slow_save":
+        saving.save_checkpoint = delayed(saving.save_checkpoint, 2.0)
+    elif phase == "slow_load":
+        train.build = delayed(train.build, 2.0)
     elif phase == "log":
         RunFolder.line = after_update_two(RunFolder.line)
         RunFolder.ids = after_update_two(RunFolder.ids)
