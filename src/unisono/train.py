@@ -17,6 +17,7 @@ from unisono.data.loader import Loader, UpdateBatch
 from unisono.errors import ConfigError, NonFiniteError
 from unisono.evaluation import Validation
 from unisono.journal import Journal
+from unisono.memory import memory_named
 from unisono.model.load import base_name
 from unisono.model.save import full_state, save_model
 from unisono.optim import rate
@@ -58,7 +59,8 @@ def main(loaded: Loaded) -> int:
         say(f"resumed {folder.name}: {state.update} of {run.total} updates are done")
     announce(run, f"{compute} ({reason})", say)
     files = open_run_folder(loaded, rank=world.rank, world=world.size, update=state.update, validated=state.validated)
-    is_whole = loop(run, state, files, pulse, stop)
+    with memory_named(run, state):
+        is_whole = loop(run, state, files, pulse, stop)
     if is_whole:
         finish(run, files, pulse)
     else:

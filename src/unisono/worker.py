@@ -18,11 +18,11 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from unisono.errors import UnisonoError
+from unisono.errors import OutOfMemoryError, UnisonoError
 from unisono.stopping import AGAIN, notice
 
 LAUNCHER_PID = "UNISONO_LAUNCHER_PID"
@@ -75,6 +75,8 @@ def _run(main: Callable[[], object]) -> int:
         return AGAIN  # nothing had been trained that is not saved
     except SystemExit as leaving:
         return _system_exit(leaving)
+    except OutOfMemoryError as error:
+        return _report(str(error), error.exit_code, plain=True, retry=error.retry_with)
     except UnisonoError as error:
         return _report(str(error), error.exit_code, plain=True)
     except OSError as error:
@@ -95,18 +97,18 @@ def _system_exit(leaving: SystemExit) -> int:
     return _report(str(leaving.code), 1, plain=True)
 
 
-def _report(text: str, exit_code: int, *, plain: bool) -> int:
+def _report(text: str, exit_code: int, *, plain: bool, retry: Sequence[str] = ()) -> int:
     """Leave the error where the agent looks for it; print it unless our launcher will."""
     now = time.time_ns()
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
-        _write_record(Path(path), text, exit_code, plain, now)
+        _write_record(Path(path), text, exit_code, plain, now, retry)
     if not path or LAUNCHER_PID not in os.environ:
         print(_heading(plain) + text.rstrip(), file=sys.stderr, flush=True)
     return exit_code
 
 
-def _write_record(path: Path, text: str, exit_code: int, plain: bool, now: int) -> None:
+def _write_record(path: Path, text: str, exit_code: int, plain: bool, now: int, retry: Sequence[str]) -> None:
     """Write the error file whole or not at all; ``message`` and ``timestamp`` (seconds) are torch's own fields."""
     record = {
         "message": text,
@@ -115,6 +117,7 @@ def _write_record(path: Path, text: str, exit_code: int, plain: bool, now: int) 
         "rank": int(os.environ.get("RANK", "0")),
         "exit_code": exit_code,
         "plain": plain,
+        "retry": list(retry),
     }
     draft = path.with_suffix(".part")
     draft.write_text(json.dumps(record), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -75,6 +76,40 @@ def delayed(method: Any, seconds: float, spared: int = 0) -> Any:
     return late
 
 
+def note_update(seed: int, number: int, rank: int) -> None:
+    """Know which update is in work."""
+    in_work.append(number)
+    seed_update(seed, number, rank)
+
+
+def killed_once(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
+    """Die in the middle of update 4, if it has not happened yet."""
+    moment = Path(os.environ["FAULT_TIME"])
+    if in_work[-1] == 4 and not moment.exists():
+        moment.write_text(str(time.time()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return forward(self, *args, **kwargs)
+
+
+def poisoned(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
+    """Fail in update 4, always."""
+    return fails() if in_work[-1] == 4 else forward(self, *args, **kwargs)
+
+
+def short_of_memory(self: TrainingModel, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Have no room for more than 150 tokens."""
+    if input_ids.numel() > 150:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
+    return forward(self, input_ids, *args, **kwargs)
+
+
+def nan_in_two(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
+    """Give a loss that is not a number in updates 4 and 5."""
+    return forward(self, *args, **kwargs) * (float("nan") if in_work[-1] in (4, 5) else 1.0)
+
+
+in_work = [0]
+seed_update, train.seed_update = train.seed_update, note_update
 forward = TrainingModel.forward
 forwards = iter(range(1, 10**6))
 
@@ -103,6 +138,14 @@ if rank in ("all", os.environ["RANK"]):
         saving.save_checkpoint = delayed(saving.save_checkpoint, 2.0)
     elif phase == "slow_load":
         train.build = delayed(train.build, 2.0)
+    elif phase == "killed_once":
+        TrainingModel.forward = killed_once
+    elif phase == "poison":
+        TrainingModel.forward = poisoned
+    elif phase == "no_room":
+        TrainingModel.forward = short_of_memory
+    elif phase == "nan_in_two":
+        TrainingModel.forward = nan_in_two
     elif phase == "log":
         RunFolder.line = after_update_two(RunFolder.line)
         RunFolder.ids = after_update_two(RunFolder.ids)

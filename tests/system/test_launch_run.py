@@ -83,7 +83,7 @@ def test_a_mistake_of_the_person_is_told_in_plain_words_and_never_tried_again(
     assert run_fake("all:refuse:data.train_is_empty", ranks=2, restarts=3) == 2
     printed = capfd.readouterr().err
     assert printed.endswith("error: run.yaml:3: data.train_is_empty\n  hint: mend it\n")
-    assert "a restart cannot mend this (0 of 3 restarts used)" in printed
+    assert "a restart cannot mend this" in printed
     assert "Traceback" not in printed and "failed too" not in printed
 
 

@@ -1,4 +1,4 @@
-"""Asked to stop, by any signal to anybody or by a file: the update in work ends, all is saved, nothing is lost (B65)."""
+"""Asked to stop, by a signal to anybody or by a file: the update in work ends and all is saved (B65)."""
 
 from __future__ import annotations
 
@@ -171,7 +171,9 @@ def test_b65_told_twice_it_leaves_at_once(tiny: Path, tmp_path: Path, start: Sta
     assert launcher.wait(30) == 128 + signal.SIGTERM
     assert time.monotonic() - asked < 5
     wait_until(lambda: alive(str(tmp_path)) == [], 5, "the end of all")
-    assert "resumed update-00000001" in train_whole(2, file, "length.updates=2", "checkpoint.allow_changes=[updates in all]")
+    assert "resumed update-00000001" in train_whole(
+        2, file, "length.updates=2", "checkpoint.allow_changes=[updates in all]"
+    )
 
 
 @pytest.mark.faults

@@ -218,10 +218,13 @@ class LogSection(Section):
 class LaunchSection(Section):
     """How the processes are started."""
 
-    ranks: PositiveInt | Literal["auto"] = Field(
-        default="auto", description="processes; auto = GPUs, or on CPU one per two cores"
+    ranks: PositiveInt | Literal["auto"] | Annotated[str, Field(pattern=r"^[1-9][0-9]*-[1-9][0-9]*$")] = Field(
+        default="auto",
+        description="processes; auto = GPUs, or on CPU one per two cores; 1-4 = as many of these as there is room for",
     )
-    max_restarts: Annotated[int, Field(ge=0)] = Field(default=3, description="restarts after a fault")
+    max_restarts: Annotated[int, Field(ge=0)] = Field(
+        default=3, description="restarts after a fault, without any progress between them"
+    )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=0, description="rendezvous port; 0 = any free one")
     threads: PositiveInt | Literal["auto"] = Field(
         default="auto", description="CPU threads of a rank; auto = usable cores / ranks"
@@ -262,6 +265,14 @@ class RunConfig(Section):
 def sources_of(data: DataSection) -> dict[str, list[str]]:
     """Give the training files by source; the only source of a plain list has the empty name."""
     return data.train if isinstance(data.train, dict) else {"": data.train}
+
+
+def range_of(ranks: int | str) -> tuple[int, int] | None:
+    """Give the fewest and the most ranks of a range such as 1-4; None where it is a number, or auto."""
+    if isinstance(ranks, int) or ranks == "auto":
+        return None
+    fewest, _, most = ranks.partition("-")
+    return int(fewest), int(most)
 
 
 def validation_sets_of(data: DataSection) -> dict[str, list[str]]:

@@ -182,7 +182,9 @@ def _read(rank: int, failure: ProcessFailure) -> Failure:
     record = failure.error_file_data
     if "time_ns" in record:
         seconds = record["time_ns"] / 1e9
-        return Failure(rank, failure.exitcode, seconds, record["message"], bool(record["plain"]))
+        return Failure(
+            rank, failure.exitcode, seconds, record["message"], bool(record["plain"]), tuple(record["retry"])
+        )
     return Failure(rank, failure.exitcode, float(failure.timestamp))
 
 

@@ -17,13 +17,17 @@ PEER_LOST = signal.SIGUSR2 if sys.platform != "win32" else signal.SIGTERM  # wha
 
 @dataclass(frozen=True)
 class Failure:
-    """How one rank ended. ``text`` and the exact time are known if the rank could leave its error."""
+    """How one rank ended. ``text`` and the exact time are known if the rank could leave its error.
+
+    ``retry``: the overrides that it asks to be started again with.
+    """
 
     rank: int
     exit_code: int
     seen_seconds: float
     text: str | None = None
     plain: bool = False
+    retry: tuple[str, ...] = ()
 
     @property
     def signal_name(self) -> str | None:
