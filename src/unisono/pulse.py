@@ -10,9 +10,12 @@ entered for the first time (a first update compiles, a first save creates) may t
 
 from __future__ import annotations
 
+import faulthandler
 import mmap
 import os
+import signal
 import struct
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +25,7 @@ from pathlib import Path
 import orjson
 
 FOLDER, FLOOR = "UNISONO_PULSE", "UNISONO_HANG_SECONDS"
+STACKS_SIGNAL = signal.SIGRTMIN + 3 if sys.platform == "linux" else None  # nobody else has a use for it
 PATIENCE = 10.0
 MAX_IDS = 64
 _PAGE_BYTES = 4096
@@ -99,12 +103,30 @@ def page_of(folder: Path, rank: int) -> Path:
     return folder / f"pulse-rank{rank}"
 
 
+def stacks_of(folder: Path, rank: int) -> Path:
+    """Return the file into which a rank writes its stacks when it gets STACKS_SIGNAL."""
+    return folder / f"stacks-rank{rank}"
+
+
+def answer_with_stacks() -> None:
+    """Write the stacks of all threads when the launcher asks; the interpreter does so even while a call hangs."""
+    folder = os.environ.get(FOLDER)
+    if folder is not None and STACKS_SIGNAL is not None:
+        # stays open for the life of the process
+        handle = os.open(stacks_of(Path(folder), _local_rank()), os.O_WRONLY | os.O_CREAT, 0o600)
+        faulthandler.register(STACKS_SIGNAL, file=handle, all_threads=True)
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def open_pulse() -> Pulse:
     """Open this rank's page where its launcher asked for it; without a launcher there is none."""
     folder = os.environ.get(FOLDER)
     if folder is None:
         return Pulse()
-    file = page_of(Path(folder), int(os.environ.get("LOCAL_RANK", "0")))
+    file = page_of(Path(folder), _local_rank())
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         os.ftruncate(handle, _PAGE_BYTES)
@@ -125,6 +147,7 @@ def read_beat(file: Path) -> Beat | None:
     if count % 2 or not size:
         return None
     try:
-        return Beat(**orjson.loads(data[_HEAD.size : _HEAD.size + size]))
-    except orjson.JSONDecodeError:
+        beat = Beat(**orjson.loads(data[_HEAD.size : _HEAD.size + size]))
+    except (orjson.JSONDecodeError, TypeError):
         return None  # it was written while we read
+    return beat if file.read_bytes()[: _HEAD.size] == data[: _HEAD.size] else None

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from unisono.errors import OutOfMemoryError, UnisonoError
+from unisono.pulse import answer_with_stacks
 from unisono.stopping import AGAIN, notice
 
 LAUNCHER_PID = "UNISONO_LAUNCHER_PID"
@@ -40,6 +41,7 @@ def run_worker(main: Callable[[], object]) -> NoReturn:
     """
     die_with_launcher()
     faulthandler.enable()
+    answer_with_stacks()
     notice().listen()
     leave(_run(main))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from unisono import dist, evaluation, saving, train
+from unisono import dist, evaluation, saving, step, train
 from unisono.data.loader import Batches
 from unisono.loss import TrainingModel
 from unisono.runfolder import RunFolder
@@ -69,7 +69,7 @@ def delayed(method: Any, seconds: float, spared: int = 0) -> Any:
         number = next(count)
         if number >= spared:
             if number == spared:
-                Path(os.environ["FAULT_TIME"]).touch()
+                Path(os.environ["FAULT_TIME"]).write_text(str(time.time()))
             time.sleep(seconds)
         return method(*args, **kwargs)
 
@@ -108,6 +108,48 @@ def nan_in_two(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
     return forward(self, *args, **kwargs) * (float("nan") if in_work[-1] in (4, 5) else 1.0)
 
 
+def hang(*_: Any, **__: Any) -> Any:
+    """Never come back; the moment is noted."""
+    Path(os.environ["FAULT_TIME"]).write_text(str(time.time()))
+    time.sleep(10_000)
+
+
+def hang_in_four(method: Any) -> Any:
+    """Hang in update 4."""
+
+    def hanging(*args: Any, **kwargs: Any) -> Any:
+        return hang() if in_work[-1] == 4 else method(*args, **kwargs)
+
+    return hanging
+
+
+def hang_at_four(self: Batches, number: int, *args: Any) -> Any:
+    """Hang in building the batch of update 4."""
+    return hang() if number == 4 else build_batch(self, number, *args)
+
+
+class HangsInBackward(torch.autograd.Function):
+    """The identity, until its gradient is asked for in update 4."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Any) -> Any:
+        """Pass the loss through."""
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        """Hang in update 4."""
+        return hang() if in_work[-1] == 4 else grad
+
+
+def hang_once(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
+    """Hang in update 4, if it has not happened yet."""
+    if in_work[-1] == 4 and not Path(os.environ["FAULT_TIME"]).exists():
+        hang()
+    return forward(self, *args, **kwargs)
+
+
+build_batch = Batches.build
 in_work = [0]
 seed_update, train.seed_update = train.seed_update, note_update
 forward = TrainingModel.forward
@@ -146,6 +188,18 @@ if rank in ("all", os.environ["RANK"]):
         TrainingModel.forward = short_of_memory
     elif phase == "nan_in_two":
         TrainingModel.forward = nan_in_two
+    elif phase == "hang_collate":
+        Batches.build = hang_at_four
+    elif phase == "hang_forward":
+        TrainingModel.forward = hang_in_four(forward)
+    elif phase == "hang_backward":
+        TrainingModel.forward = lambda *args, **kwargs: HangsInBackward.apply(forward(*args, **kwargs))
+    elif phase == "hang_optimizer":
+        step.set_rate = hang_in_four(step.set_rate)
+    elif phase == "hang_validation":
+        evaluation.evaluate = hang_in_four(evaluation.evaluate)
+    elif phase == "hang_once":
+        TrainingModel.forward = hang_once
     elif phase == "log":
         RunFolder.line = after_update_two(RunFolder.line)
         RunFolder.ids = after_update_two(RunFolder.ids)

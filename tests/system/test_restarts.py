@@ -58,7 +58,9 @@ def test_too_little_memory_halves_the_micro_batch_and_changes_nothing(
     tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault: a micro-batch of more than 150 tokens does not fit on rank 1."""
-    file = make_run(tmp_path, tiny, batch={"global_size": 8, "micro_tokens": 256}, launch={"ranks": 2, "max_restarts": 0})
+    file = make_run(
+        tmp_path, tiny, batch={"global_size": 8, "micro_tokens": 256}, launch={"ranks": 2, "max_restarts": 0}
+    )
     train_whole(2, file, f"run.output_dir={tmp_path}/whole")
     assert launch(file, "no_room@1", monkeypatch) == 0
     said = capfd.readouterr().err

@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from unisono.errors import LaunchError
 from unisono.launch.failure import PEER_LOST, Failure
+from unisono.launch.watch import Watch
 from unisono.stopping import REQUESTS, Notice
 
 RUN_MARK = "UNISONO_RUN_ID"
@@ -95,7 +96,7 @@ class Requests:
 
 
 def start_ranks(
-    command: Sequence[str], ranks: int, *, port: int, run_id: str, log_dir: str, requests: Requests
+    command: Sequence[str], ranks: int, *, port: int, run_id: str, log_dir: str, requests: Requests, watch: Watch
 ) -> list[Failure]:
     """Run ``command`` on ``ranks`` ranks to the end and return those that failed.
 
@@ -104,27 +105,31 @@ def start_ranks(
     """
     _quiet_agent()
     try:
-        agent = _make_agent(command, ranks, port, run_id, log_dir, requests)
+        agent = _make_agent(command, ranks, port, run_id, log_dir)
+        agent.requests, agent.watch = requests, watch
         try:
             result = agent.run()
         finally:
+            watch.end()
             requests.watch_over([])
             agent.get_worker_group().spec.rdzv_handler.shutdown()
     except RendezvousError as error:
         raise LaunchError(f"the ranks cannot meet on {LOOPBACK}: {error}", hint="see `unisono doctor`") from error
     finally:
         _kill_marked(run_id)
-    return [_read(rank, failure) for rank, failure in result.failures.items()]
+    return watch.failures([_read(rank, failure) for rank, failure in result.failures.items()])
 
 
 class _Agent(LocalElasticAgent):
     """The agent with our signals, and no patience with ranks whose peer is lost."""
 
     requests: Requests
+    watch: Watch
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids: dict[int, Any] = super()._start_workers(worker_group)
         self.requests.watch_over(list(pids.values()))
+        self.watch.begin(list(pids.values()))
         if self._pcontext is not None:
             _kill_on_close(self._pcontext)
         return pids
@@ -144,7 +149,7 @@ def _kill_on_close(context: PContext) -> None:
     context.close = close_at_once  # type: ignore[method-assign]
 
 
-def _make_agent(command: Sequence[str], ranks: int, port: int, run_id: str, log_dir: str, requests: Requests) -> _Agent:
+def _make_agent(command: Sequence[str], ranks: int, port: int, run_id: str, log_dir: str) -> _Agent:
     meeting = RendezvousParameters(
         backend="c10d",
         endpoint=str(Path(log_dir) / "rendezvous"),
@@ -166,9 +171,7 @@ def _make_agent(command: Sequence[str], ranks: int, port: int, run_id: str, log_
         master_port=port or None,
         local_addr=LOOPBACK,
     )
-    agent = _Agent(spec, DefaultLogsSpecs(log_dir=log_dir))
-    agent.requests = requests
-    return agent
+    return _Agent(spec, DefaultLogsSpecs(log_dir=log_dir))
 
 
 def _quiet_agent() -> None:

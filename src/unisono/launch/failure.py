@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-USER_ERROR, NUMBERS_GONE = 2, 3
+USER_ERROR, NUMBERS_GONE, HANG = 2, 3, 4
 FINAL = (USER_ERROR, NUMBERS_GONE)  # the same again, however often it is started
 # what comes from outside or from native code, and leaves a rank no time for a word
 _SUDDEN = {"SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"}

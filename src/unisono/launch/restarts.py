@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unisono.launch.failure import FINAL, Failure, first_failure
+from unisono.launch.failure import FINAL, HANG, Failure, first_failure
 from unisono.pulse import Beat
 
 OUT_OF_MEMORY, POISON = 5, 6
@@ -55,7 +55,8 @@ class Restarts:
             if self._failures[in_work.update] >= SAME_UPDATE:
                 return Decision(False, POISON, _poison(in_work))
         if self._used >= self._budget:
-            return Decision(False, 1, f"the run has failed ({self._used} of {self._budget} restarts used)")
+            code = HANG if first.exit_code == HANG else 1
+            return Decision(False, code, f"the run has failed ({self._used} of {self._budget} restarts used)")
         self._used += 1
         return Decision(True, 1, f"starting again, restart {self._used} of {self._budget}", self.overrides)
 

@@ -139,6 +139,7 @@ def _attempt(
 ) -> tuple[int | None, list[str]]:
     """Run the ranks once, under a rendezvous of their own. Returns the exit code; without one: overrides to go on."""
     from unisono.launch.agent import RUN_MARK, start_ranks
+    from unisono.launch.watch import Watch
 
     port = config.launch.port
     check_port(port)
@@ -146,7 +147,15 @@ def _attempt(
     with tempfile.TemporaryDirectory(prefix="unisono-launch-") as folder:
         told = {RUN_MARK: run_id, PULSE_FOLDER: folder, PULSE_FLOOR: str(config.launch.hang_seconds)}
         with applied(told):
-            failures = start_ranks(command, ranks, port=port, run_id=run_id, log_dir=folder, requests=requests)
+            failures = start_ranks(
+                command,
+                ranks,
+                port=port,
+                run_id=run_id,
+                log_dir=folder,
+                requests=requests,
+                watch=Watch(Path(folder), config.launch.hang_seconds),
+            )
         beats = [beat for rank in range(ranks) if (beat := read_beat(page_of(Path(folder), rank))) is not None]
     if not failures:
         if restarts.overrides:
