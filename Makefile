@@ -6,13 +6,13 @@ OLDEST := .venv-oldest
 PEERS := .venv-peers
 EXTRAS := .[cpu,tensorboard,dev]
 SECONDS ?= 600
-PYTEST := -m "not slow" --durations=15
+PYTEST := -m "not slow and not faults" --durations=15
 
 # The oldest versions that are promised to work. torch: a build of about 3 GB.
 OLDEST_VERSIONS := torch==2.8.0 transformers==5.0.0 peft==0.18.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fuzz test-oldest bench-peers
+.PHONY: help setup demo test faults check fuzz test-oldest bench-peers
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -22,9 +22,13 @@ setup: $(VENV)/ready  ## make .venv with the tested versions (the others do it w
 demo: $(VENV)/ready  ## fine-tune a small real model on two processes, and show it before and after
 	@$(VENV)/bin/python examples/demo/demo.py
 
-test: $(VENV)/ready  ## the whole test suite
-	@echo "== tests: the whole suite but what is marked slow"
+test: $(VENV)/ready  ## the test suite
+	@echo "== tests: the suite but what is marked slow or faults (make faults)"
 	@$(VENV)/bin/python -m pytest $(PYTEST)
+
+faults: $(VENV)/ready  ## every fault in every phase, hundreds of kills (what docs/reliability.md says; half an hour)
+	@echo "== faults: kills, stops, damage and full disks in real runs"
+	@$(VENV)/bin/python -m pytest -m faults --durations=15
 
 check: $(VENV)/ready  ## form, types, who imports whom, and the rules of the house
 	@echo "== ruff: format" && $(VENV)/bin/ruff format --check .

@@ -1,6 +1,7 @@
 """The commands. One short function each; the room is imported inside it, so that ``--help`` answers at once.
 
-Exit codes: 0 done, 1 a fault or a failed finding, 2 a mistake in what was asked for, 130 interrupted.
+Exit codes: 0 done, 1 a fault or a failed finding, 2 a mistake in what was asked for; those of a run are in
+docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -96,15 +97,22 @@ def config(
 
 
 @app.command()
-def train(run_file: RunFile, overrides: Overrides = None) -> None:
+def train(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    skip_update: Annotated[
+        list[int] | None, typer.Option(min=1, help="leave this update out (a poisonous batch); may be repeated")
+    ] = None,
+) -> None:
     """Train: prepare the data, start the processes, go on from the newest checkpoint."""
     from unisono.config.check import check_output_dir
 
-    loaded = _checked(run_file, overrides)
+    given = [*(overrides or []), *([f"optim.skip_updates={skip_update}"] if skip_update else [])]
+    loaded = _checked(run_file, given)
     check_output_dir(Path(loaded.config.run.output_dir))
     from unisono.launch import run
 
-    raise typer.Exit(run(loaded, overrides or []))
+    raise typer.Exit(run(loaded, given))
 
 
 @data_app.command()

@@ -85,13 +85,18 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def gather(values: Sequence[float]) -> list[list[float]]:
+def second_group(world: World) -> dist.ProcessGroup | None:
+    """Collective. Return another group of all ranks, for what a thread exchanges beside training; None for one rank."""
+    return None if world.size == 1 else dist.new_group(backend="gloo")
+
+
+def gather(values: Sequence[float], group: dist.ProcessGroup | None = None) -> list[list[float]]:
     """Collective. Return every rank's ``values``, in rank order, the same on all ranks."""
     mine = torch.tensor(values, dtype=torch.float64)
     if not dist.is_initialized():
         return [mine.tolist()]
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, mine)
+    dist.all_gather(everyone, mine, group=group)
     return [theirs.tolist() for theirs in everyone]
 
 
@@ -117,6 +122,11 @@ def agree(text: str) -> str:
     data = torch.frombuffer(bytearray(text.encode().ljust(int(size), b"\0")[: int(size)] or b"\0"), dtype=torch.uint8)
     dist.broadcast(data, 0)
     return bytes(data[: int(size)].tolist()).decode()
+
+
+def any_rank(answer: bool) -> bool:
+    """Collective. Tell whether any rank says yes."""
+    return any(theirs for (theirs,) in gather([float(answer)]))
 
 
 def wait_for_all() -> None:

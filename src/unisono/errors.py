@@ -8,7 +8,8 @@
     │   ├── OutputError             the run folder cannot be written, or holds another run
     │   └── LaunchError             ports, ranks, devices
     ├── CheckpointError             a checkpoint that is not sound
-    └── NonFiniteError              exit code 3: the numbers are gone, loss or gradients are not finite
+    ├── NonFiniteError              exit code 3: the numbers are gone, loss or gradients are not finite
+    └── OutOfMemoryError            exit code 5: a micro-batch does not fit
 
 Every message says what is and what is needed, with the values; ``where`` is a place to open (file, line, key)
 and ``hint`` is what to do next.
@@ -85,3 +86,15 @@ class NonFiniteError(UnisonoError):
     """Loss or gradients are not finite, and the run was told to stop. A restart would meet it again."""
 
     exit_code = 3
+
+
+class OutOfMemoryError(UnisonoError):
+    """A micro-batch does not fit in memory; ``retry_with`` are overrides under which it may."""
+
+    exit_code = 5
+
+    def __init__(
+        self, message: str, *, where: str | None = None, hint: str | None = None, retry_with: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.retry_with = retry_with

@@ -6,8 +6,8 @@ Neither touches training: no gradient, no optimizer, and every update seeds what
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Callable, Iterator
+from itertools import groupby, islice
 from typing import Any
 
 import orjson
@@ -45,12 +45,18 @@ class Validation:
         }
         self._answers = Answers(run, files, display) if sets and run.config.validation.generate else None
 
-    def measure(self, state: TrainState, spans: Spans) -> float | None:
-        """Collective. Measure every set; return the loss over all targets of all sets, by which checkpoints compare."""
+    def measure(self, state: TrainState, spans: Spans, stop: Callable[[], bool]) -> bool:
+        """Collective. Measure every set, and note in ``state`` the loss over all targets, by which checkpoints compare.
+
+        ``stop`` is collective and asked between small pieces of work. False if it cut the measuring short: then all
+        of it is to be done again.
+        """
         if not self._sets:
-            return None
+            return True
         with spans.span("validation"):
-            sums = self._sums()
+            sums = self._sums(stop)
+        if sums is None:
+            return False
         total = (math.fsum(loss for loss, _ in sums.values()), sum(count for _, count in sums.values()))
         for name, (summed, num_targets) in (sums | ({ALL: total} if len(sums) > 1 else {})).items():
             loss = summed / num_targets
@@ -64,19 +70,27 @@ class Validation:
             self._files.line(line)
             title = _title(f"validation after update {state.update}", name)
             self._display.say(f"{title}: loss {loss:.4f} over {num_targets:,} targets")
-        loss = total[0] / total[1]
-        best = state.best_validation_loss
-        state.best_validation_loss = loss if best is None else min(best, loss)
         if self._answers is not None:
             with spans.span("generation"):
-                self._answers.ask(state.update)
-        return loss
+                if not self._answers.ask(state.update, stop):
+                    return False
+        state.validated, state.validation_loss = state.update, total[0] / total[1]
+        best = state.best_validation_loss
+        state.best_validation_loss = state.validation_loss if best is None else min(best, state.validation_loss)
+        return True
 
-    def _sums(self) -> dict[str, tuple[float, int]]:
+    def _sums(self, stop: Callable[[], bool]) -> dict[str, tuple[float, int]] | None:
         """Collective. Return the summed loss of every set, each target once, and the number of its targets."""
         run = self._run
-        mine, counts = [], []
         run.model.eval()
+        try:
+            return self._summed(stop)
+        finally:
+            run.model.train()
+
+    def _summed(self, stop: Callable[[], bool]) -> dict[str, tuple[float, int]] | None:
+        run = self._run
+        mine, counts = [], []
         for name, batches in self._sets.items():
             num_samples = len(run.inputs.data.validation[name])
             summed, num_targets, num_done = 0.0, 0, 0
@@ -85,9 +99,10 @@ class Validation:
                 num_done += len(batch.records)
                 summed += evaluate(run.model, batch.micro_batches, run.precision, run.world)
                 num_targets += batch.num_targets
+                if stop():
+                    return None
             mine.append(summed)
             counts.append(num_targets)
-        run.model.train()
         by_set = zip(*dist.gather(mine))
         return {name: (math.fsum(sums), count) for name, sums, count in zip(self._sets, by_set, counts)}
 
@@ -113,12 +128,20 @@ class Answers:
         ]
         self._say_where_the_context_ends(section.max_new_tokens)
 
-    def ask(self, update: int) -> None:
-        """Collective. Let every rank answer its part of the samples; write, count and show all of them on rank 0."""
-        with answering(self._causal_lm):
-            mine = list(self._answer_mine())
-        parts = [orjson.loads(text) for text in dist.gather_texts(orjson.dumps(mine).decode())]
+    def ask(self, update: int, stop: Callable[[], bool]) -> bool:
+        """Collective. Let every rank answer its part of the samples; write, count and show all of them on rank 0.
+
+        False if ``stop`` cut it short.
+        """
         world = self._run.world.size
+        mine: list[Answer] = []
+        with answering(self._causal_lm):
+            answering_mine = self._answer_mine()
+            for _ in range(-(-len(self._samples) // world)):
+                mine.extend(islice(answering_mine, 1))
+                if stop():
+                    return False
+        parts = [orjson.loads(text) for text in dist.gather_texts(orjson.dumps(mine).decode())]
         answers = [parts[number % world][number // world] for number in range(len(self._samples))]
         self._files.answers(update, answers)
         for name, group in groupby(answers, key=lambda each: str(each["set"])):
@@ -133,6 +156,7 @@ class Answers:
         for each in answers[:NUM_SHOWN]:
             verdict = "right" if each["is_exact"] else f"expected {_short(each['expected'])}"
             self._display.say(f"  {_short(each['prompt'])}\n    -> {_short(each['answer'])}  ({verdict})")
+        return True
 
     def _answer_mine(self) -> Iterator[Answer]:
         """Yield this rank's answers: sample k is answered by rank k % world."""

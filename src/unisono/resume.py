@@ -69,13 +69,18 @@ def trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-def find_checkpoint(config: RunConfig, folder: Path, world: World, say: Callable[[str], None]) -> Path | None:
-    """Collective. Return the verified checkpoint to go on from; rank 0 looks, all ranks get its answer."""
+def find_checkpoint(
+    config: RunConfig, folder: Path, world: World, say: Callable[[str], None], *, last: int | None = None
+) -> Path | None:
+    """Collective. Return the verified checkpoint to go on from; rank 0 looks, all ranks get its answer.
+
+    With ``last``, the newest one of this run up to that update.
+    """
     answer: dict[str, str] = {}
     if world.is_first:
         for name in remove_leftovers(folder):
             say(f"removed {name}: left behind by a save that was cut short")
-        answer = _look(config.checkpoint.resume, folder, say)
+        answer = _look(config.checkpoint.resume if last is None else "auto", folder, say, last)
     answer = json.loads(agree(json.dumps(answer)))
     if "refused" in answer:
         raise OutputError(
@@ -86,14 +91,14 @@ def find_checkpoint(config: RunConfig, folder: Path, world: World, say: Callable
     return Path(answer["folder"]) if "folder" in answer else None
 
 
-def _look(resume: str, folder: Path, say: Callable[[str], None]) -> dict[str, str]:
+def _look(resume: str, folder: Path, say: Callable[[str], None], last: int | None) -> dict[str, str]:
     if resume not in {"auto", "never"}:
         try:
             verify(Path(resume))
         except CheckpointError as error:
             return {"refused": str(error)}
         return {"folder": resume}
-    newest, passed_over = newest_sound(folder)
+    newest, passed_over = newest_sound(folder, last)
     if resume == "never":
         return {"refused": f"{folder} holds checkpoints of an earlier run, such as {newest.name}"} if newest else {}
     for line in passed_over:

@@ -92,8 +92,11 @@ def checkpoints_of(output_dir: str) -> Path:
     return Path(output_dir) / "checkpoints"
 
 
-def open_run_folder(loaded: Loaded, *, rank: int, world: int, update: int) -> RunFolder:
-    """Open the run folder to go on after ``update``: lines of later updates are dropped, they will be done again."""
+def open_run_folder(loaded: Loaded, *, rank: int, world: int, update: int, validated: int = 0) -> RunFolder:
+    """Open the run folder to go on after ``update``: lines of later updates are dropped, they will be done again.
+
+    So are those of validations after update ``validated``.
+    """
     config = loaded.config
     path = Path(config.run.output_dir)
     path.mkdir(parents=True, exist_ok=True)
@@ -105,9 +108,9 @@ def open_run_folder(loaded: Loaded, *, rank: int, world: int, update: int) -> Ru
             path / name for name in ("metrics.jsonl", "samples.jsonl", "left_out.jsonl")
         ] + absent  # ranks of a larger world, not here now
     for file in files:
-        cut_after(file, update)
+        cut_after(file, update, validated=validated if file.stem == "metrics" else None)
     if rank == 0:
-        _drop_answers_after(path / GENERATIONS, update)
+        _drop_answers_after(path / GENERATIONS, min(update, validated))
         _replace(path / "run.yaml", render(loaded).encode())
         _replace(path / "environment.json", orjson.dumps(environment(world), option=orjson.OPT_INDENT_2))
     return RunFolder(

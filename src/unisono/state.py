@@ -11,9 +11,15 @@ import torch
 
 @dataclass
 class TrainState:
-    """The scalars that a checkpoint's manifest carries. ``update`` counts finished updates."""
+    """The scalars that a checkpoint's manifest carries. ``update`` counts finished updates.
+
+    ``validated``: the update after which validation was last done, whole; ``validation_loss`` is what it gave.
+    """
 
     update: int = 0
+    epoch: int = 0
+    validated: int = 0
+    validation_loss: float | None = None
     num_bad_in_a_row: int = 0
     best_validation_loss: float | None = None
     precision: dict[str, float] = field(default_factory=dict)

@@ -7,14 +7,14 @@ and known beforehand: it scales each micro-batch's loss before backward, and nob
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
 from unisono.dist import World, gather
 from unisono.optim import set_rate
+from unisono.outcome import UpdateResult, Word
 from unisono.precision import Precision
 from unisono.strategy import Strategy
 
@@ -24,22 +24,6 @@ class Batch(Protocol):
 
     def inputs(self, device: torch.device) -> dict[str, object]:
         """Return the arguments of the training model's forward."""
-
-
-@dataclass(frozen=True)
-class UpdateResult:
-    """What an update was.
-
-    ``is_sound`` is false when loss or gradient norm is NaN or infinite on any rank (an overflow that fp16's loss scale
-    answers is sound); ``bad_ranks`` had a loss that is not finite; ``stepped`` tells whether weights moved.
-    """
-
-    loss: float
-    grad_norm: float
-    stepped: bool
-    is_sound: bool
-    bad_ranks: list[int]
-    save_wanted: bool
 
 
 def take_update(
@@ -53,27 +37,32 @@ def take_update(
     world: World,
     rate: float,
     max_grad_norm: float | None,
-    wants_save: bool = False,
+    word: Callable[[], Word] = Word,
+    enter: Callable[[str], None] = lambda phase: None,
 ) -> UpdateResult:
     """Collective. Take one optimizer update over this rank's micro-batches; ``num_targets`` counts all ranks' targets.
 
-    All ranks decide alike: losses are gathered, the gradient norm is global. ``wants_save`` is this rank's wish to save
-    after the update; rank 0's is what counts, and it travels with the losses.
+    All ranks decide alike: losses are gathered, and ``word`` with them; the gradient norm is global. ``enter`` hears
+    what begins: forward, backward (the last one exchanges gradients), exchange, optimizer.
     """
     optimizer.zero_grad(set_to_none=True)
     losses = []  # stay on the device: reading each would stall a GPU between micro-batches
     for place, batch in enumerate(micro_batches, 1):
         with strategy.microbatch(last=place == len(micro_batches)):
+            enter("forward")
             with precision.autocast():
                 loss = model(**batch.inputs(world.device))
+            enter("backward")
             strategy.backward(precision.scale(loss / num_targets))
         losses.append(loss.detach())
-    total = float(torch.stack(losses).double().sum())
-    everyone = gather([total, float(wants_save)])
+    enter("exchange")
+    total, mine = float(torch.stack(losses).double().sum()), word()
+    everyone = gather([total, *mine.values()])
     mean = math.fsum(theirs[0] for theirs in everyone) / num_targets
     bad_ranks = [rank for rank, theirs in enumerate(everyone) if not math.isfinite(theirs[0])]
     precision.unscale(optimizer)
     norm = strategy.clip(max_grad_norm)
+    enter("optimizer")
     set_rate(optimizer, rate)
     can_step = math.isfinite(mean) and math.isfinite(norm)
     (precision.step if can_step else precision.skip)(optimizer)
@@ -84,7 +73,7 @@ def take_update(
         stepped=can_step,
         is_sound=can_step or overflow_has_an_answer,
         bad_ranks=bad_ranks,
-        save_wanted=bool(everyone[0][1]),
+        words=[theirs[1:] for theirs in everyone],
     )
 
 

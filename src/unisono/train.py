@@ -7,82 +7,102 @@
 from __future__ import annotations
 
 import sys
-import time
-from dataclasses import asdict
 from pathlib import Path
 
 from unisono import dist
 from unisono.build import Run, announce, build, prepare
-from unisono.checkpoint.manifest import Manifest
-from unisono.checkpoint.save import save_checkpoint
 from unisono.config.check import check, check_output_dir, check_world
 from unisono.config.load import Loaded, load
 from unisono.data.loader import Loader, UpdateBatch
 from unisono.errors import ConfigError, NonFiniteError
 from unisono.evaluation import Validation
-from unisono.metrics.display import Display
-from unisono.metrics.record import Spans
+from unisono.journal import Journal
+from unisono.memory import memory_named
 from unisono.model.load import base_name
 from unisono.model.save import full_state, save_model
 from unisono.optim import rate
+from unisono.outcome import UpdateResult, Word, leave_out
 from unisono.precision import choose
-from unisono.resume import collect, find_checkpoint, restore
+from unisono.pulse import Pulse, open_pulse
+from unisono.resume import find_checkpoint, restore
 from unisono.runfolder import RunFolder, checkpoints_of, lock, open_run_folder
+from unisono.saving import Saver
 from unisono.state import TrainState, seed_update
-from unisono.step import UpdateResult, take_update
+from unisono.step import take_update
+from unisono.stopping import AGAIN, StopRequest, interrupt, notice
 from unisono.worker import run_worker
 
-SAVE_EVERY_SECONDS = 300.0
 
-
-def main(loaded: Loaded) -> None:
-    """Run the whole story on this rank."""
+def main(loaded: Loaded) -> int:
+    """Run the whole story on this rank; returns the exit code: 0, or AGAIN if it was asked to stop before the end."""
     config = loaded.config
+    pulse, stop = open_pulse(), StopRequest(config.run.output_dir)
     world = dist.find_world()
     check_world(config, world.size)
     compute, reason = choose(config.precision.compute, world.device, config.precision.weights)
     if world.is_first:
         check_output_dir(Path(config.run.output_dir))
         lock(config.run.output_dir)
-    inputs = prepare(config)
+    pulse.at("prepare")
+    with notice().answering(interrupt):
+        inputs = prepare(config)
+    pulse.at("group")
     dist.join(world, config.launch.timeout_seconds)
+    pulse.at("load")
     run = build(config, inputs, world, compute)
     say = print if world.is_first else _silent
+    pulse.at("resume")
     folder = find_checkpoint(config, checkpoints_of(config.run.output_dir), world, say)
     state = TrainState()
     if folder is not None:
-        state = restore(
-            folder,
-            run.named,
-            run.optimizer,
-            run.settings,
-            allow_changes=config.checkpoint.allow_changes,
-            world=world,
-        )
-        run.precision.restore(state.precision)
+        state = restore_run(run, folder)
         say(f"resumed {folder.name}: {state.update} of {run.total} updates are done")
     announce(run, f"{compute} ({reason})", say)
-    files = open_run_folder(loaded, rank=world.rank, world=world.size, update=state.update)
-    loop(run, state, files)
-    finish(run, files)
+    files = open_run_folder(loaded, rank=world.rank, world=world.size, update=state.update, validated=state.validated)
+    with memory_named(run, state):
+        is_whole = loop(run, state, files, pulse, stop)
+    if is_whole:
+        finish(run, files, pulse)
+    else:
+        stop.honour(state.update, say)
+    files.close()
     del run
     dist.leave()
+    return 0 if is_whole else AGAIN
 
 
-def loop(run: Run, state: TrainState, files: RunFolder) -> None:
-    """Train the updates that are left; validate and save where they are due, and always at the end."""
+def loop(run: Run, state: TrainState, files: RunFolder, pulse: Pulse, stop: StopRequest) -> bool:
+    """Train the updates that are left; validate and save where they are due, and always at the end.
+
+    False if it was asked to stop: the newest update is saved then, and what was due after it is caught up by the run
+    that goes on.
+    """
     config, world = run.config, run.world
-    build_batch = run.updates_from(state.position)
-    loader = Loader(build_batch, first=state.update + 1, last=run.total, prefetch=config.data.prefetch)
-    display = Display(first=state.update + 1, total=run.total, every=config.log.every, speaks=world.is_first)
-    validation = Validation(run, files, display)
-    spans, saved_at = Spans(), time.monotonic()
+    journal = Journal(run, files, pulse, first=state.update + 1)
+    validation, saver = Validation(run, files, journal.display), Saver(run)
+    spans = journal.spans
+    loader = Loader(
+        run.updates_from(state.position),
+        first=state.update + 1,
+        last=run.total,
+        prefetch=config.data.prefetch,
+        listener=pulse.beside,
+    )
     batches = iter(loader)
-    while state.update < run.total:
+    stops = dist.any_rank(stop.is_asked()) or not validate(run, state, journal, validation, stop)
+    while state.update < run.total and not stops:
         with spans.span("data"):
             batch = next(batches)
+        saver.check()
+        pulse.begin(batch.number, batch.records)
         seed_update(config.run.seed, batch.number, world.rank)
-        with spans.span("step"):
+
+        def word() -> Word:
+            return Word(saver.is_wanted(), stop.is_asked(), spans.so_far("data", "forward"))
+
+        if batch.number in config.optim.skip_updates:
+            result = leave_out(word)
+        else:
             result = take_update(
                 run.model,
                 batch.micro_batches,
@@ -93,28 +113,37 @@ def loop(run: Run, state: TrainState, files: RunFolder) -> None:
                 world=world,
                 rate=rate(config.optim, batch.number, run.total, run.peak),
                 max_grad_norm=config.optim.max_grad_norm,
-                wants_save=time.monotonic() - saved_at > SAVE_EVERY_SECONDS,
+                word=word,
+                enter=spans.enter,
             )
-        state.update, state.position = batch.number, batch.position
-        count_bad(run, state, batch, result, display)
-        record(run, files, display, spans, batch, result)
+        spans.enter("other")
+        state.update, state.epoch, state.position = batch.number, batch.epoch, batch.position
+        count_bad(run, state, batch, result, saver, journal)
+        journal.update(batch, result)
+        stops = result.stop_wanted or not validate(run, state, journal, validation, stop)
         last = state.update == run.total
-        loss = None
-        if is_due(config.validation.every, state.update) or last:
-            loss = validation.measure(state, spans)
-            note(files, "validation", spans, state)
-        every = config.checkpoint.every
-        if last or (result.save_wanted if every == "auto" else is_due(every, state.update)):
+        if last or stops or saver.is_due(state.update, result.save_wanted):
             with spans.span("checkpoint"):
-                save(run, state, batch.epoch, loss)
-            note(files, "checkpoint", spans, state)
-            saved_at = time.monotonic()
-    summarise(run, files, display, spans, state.update)
-    display.close()
+                saver.save(state, wait=last or stops)
+            journal.note("checkpoint", state)
+    journal.close(state.update)
+    return not stops
 
 
-def count_bad(run: Run, state: TrainState, batch: UpdateBatch, result: UpdateResult, display: Display) -> None:
-    """Count updates whose numbers are gone; stop, on all ranks alike, when the run file says so."""
+def validate(run: Run, state: TrainState, journal: Journal, validation: Validation, stop: StopRequest) -> bool:
+    """Collective. Validate if it is due and not done yet; False if a request to stop cut it short."""
+    update = state.update
+    if update in (0, state.validated) or not (is_due(run.config.validation.every, update) or update == run.total):
+        return True
+    is_whole = validation.measure(state, journal.spans, lambda: dist.any_rank(stop.is_asked()))
+    journal.note("validation", state)
+    return is_whole
+
+
+def count_bad(
+    run: Run, state: TrainState, batch: UpdateBatch, result: UpdateResult, saver: Saver, journal: Journal
+) -> None:
+    """Count updates whose numbers are gone; all ranks leave them out, go back or stop, as the run file says."""
     if result.is_sound:
         state.num_bad_in_a_row = 0
         return
@@ -122,95 +151,42 @@ def count_bad(run: Run, state: TrainState, batch: UpdateBatch, result: UpdateRes
     blame = "; ".join(f"rank {rank}, samples {batch.records_by_rank[rank]}" for rank in result.bad_ranks)
     what = f"update {batch.number}: loss {result.loss}, gradient norm {result.grad_norm}"
     what += f" ({blame})" if blame else " (the loss is finite on every rank; the gradients are not)"
-    optim = run.config.optim
-    if optim.on_nonfinite == "stop" or state.num_bad_in_a_row >= optim.max_nonfinite:
+    optim, num_bad = run.config.optim, state.num_bad_in_a_row
+    folder = None
+    if optim.on_nonfinite == "rewind" and num_bad == optim.max_nonfinite:
+        saver.wait()
+        checkpoints = checkpoints_of(run.config.run.output_dir)
+        say = journal.display.say
+        folder = find_checkpoint(run.config, checkpoints, run.world, say, last=batch.number - num_bad)
+    if folder is not None:
+        restore_run(run, folder)
+        what += f"; weights and optimizer are those of {folder.name} again, the updates since are left out"
+    elif optim.on_nonfinite == "stop" or num_bad >= optim.max_nonfinite:
         raise NonFiniteError(
-            f"{what}: {state.num_bad_in_a_row} in a row",
+            f"{what}: {num_bad} in a row",
             where="optim.on_nonfinite",
             hint="look at these samples; lower optim.lr; or set optim.on_nonfinite=skip to leave single ones out",
         )
-    display.say(f"{what}: left out on all ranks")
+    journal.display.say(f"{what}: left out on all ranks")
 
 
-def record(
-    run: Run, files: RunFolder, display: Display, spans: Spans, batch: UpdateBatch, result: UpdateResult
-) -> None:
-    """Write and show a finished update."""
-    seconds, parts = spans.take_update()
-    speed = batch.num_tokens / seconds
-    lr = rate(run.config.optim, batch.number, run.total, run.peak)
-    files.line(
-        {
-            "update": batch.number,
-            "epoch": batch.epoch,
-            "loss": result.loss,
-            "num_targets": batch.num_targets,
-            "num_tokens": batch.num_tokens,
-            "lr": lr,
-            "grad_norm": result.grad_norm,
-            "stepped": result.stepped,
-            "seconds": seconds,
-            "tokens_per_second": speed,
-            "seconds_by_cause": parts,
-        }
-    )
-    files.ids(batch.number, batch.records)
-    files.left_out(batch.number, batch.left_out)
-    files.events.write(
-        {
-            "update": batch.number,
-            "seconds": seconds,
-            "spans": parts,
-            "micro_batches": len(batch.micro_batches),
-        }
-    )
-    display.update(batch.number, loss=result.loss, tokens_per_second=speed, rate=lr, grad_norm=result.grad_norm)
-
-
-def note(files: RunFolder, what: str, spans: Spans, state: TrainState) -> None:
-    """Write how long something besides the updates took; the spans begin anew."""
-    seconds, parts = spans.take()
-    files.events.write({"kind": what, "update": state.update, "seconds": seconds, "spans": parts})
-
-
-def summarise(run: Run, files: RunFolder, display: Display, spans: Spans, update: int) -> None:
-    """Collective. Write where the time of this session's updates went; say how much of it was waiting for data.
-
-    The rank that waited most counts, since the others wait for it.
-    """
-    session = spans.session
-    if session.num_updates == 0:
-        return
-    share = max(theirs for (theirs,) in dist.gather([session.data_wait_share]))
-    line = {"kind": "summary", "update": update, **asdict(session)}
-    files.line(line | {"data_wait_share": share})
-    files.events.write(line | {"data_wait_share": session.data_wait_share})
-    for sentence in session.sentences(share, run.config.data.prefetch):
-        display.say(sentence)
-
-
-def save(run: Run, state: TrainState, epoch: int, validation_loss: float | None) -> None:
-    """Collective. Write a checkpoint of the finished update."""
-    state.precision = run.precision.state()
-    manifest = Manifest(
-        update=state.update,
-        epoch=epoch,
-        world=run.world.size,
-        state=state.as_dict(),
-        settings=run.settings,
-        validation_loss=validation_loss,
-    )
-    save_checkpoint(
-        checkpoints_of(run.config.run.output_dir),
-        collect(run.named, run.optimizer),
-        manifest,
+def restore_run(run: Run, folder: Path) -> TrainState:
+    """Collective. Put a verified checkpoint into the run."""
+    state = restore(
+        folder,
+        run.named,
+        run.optimizer,
+        run.settings,
+        allow_changes=run.config.checkpoint.allow_changes,
         world=run.world,
-        keep=run.config.checkpoint.keep,
     )
+    run.precision.restore(state.precision)
+    return state
 
 
-def finish(run: Run, files: RunFolder) -> None:
-    """Collective. Hand over the final model and close the run folder."""
+def finish(run: Run, files: RunFolder, pulse: Pulse) -> None:
+    """Collective. Hand over the final model."""
+    pulse.at("export")
     state = full_state(run.saved, keeps=run.world.is_first)
     if run.world.is_first:
         save_model(
@@ -221,7 +197,6 @@ def finish(run: Run, files: RunFolder) -> None:
             state=state,
         )
         print(f"the model is in {files.model}", flush=True)
-    files.close()
     dist.wait_for_all()
 
 
@@ -234,13 +209,13 @@ def _silent(_: str) -> None:
     """Say nothing: the voice of ranks other than the first."""
 
 
-def start(arguments: list[str]) -> None:
+def start(arguments: list[str]) -> int:
     """Read the run file and the overrides of the command line, check them, and run."""
     if not arguments:
         raise ConfigError("no run file is named", hint="python -m unisono.train RUN.yaml [section.key=value ...]")
     loaded = load(Path(arguments[0]), arguments[1:])
     check(loaded.config)
-    main(loaded)
+    return main(loaded)
 
 
 if __name__ == "__main__":

@@ -18,26 +18,31 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from unisono.errors import UnisonoError
+from unisono.errors import OutOfMemoryError, UnisonoError
+from unisono.pulse import answer_with_stacks
+from unisono.stopping import AGAIN, notice
 
 LAUNCHER_PID = "UNISONO_LAUNCHER_PID"
-INTERRUPTED = 130
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _PR_SET_PDEATHSIG = 1
 
 
 def run_worker(main: Callable[[], object]) -> NoReturn:
-    """Run ``main`` and end the process with its exit code: 0, 1, an error's own, or 130 for an interrupt.
+    """Run ``main`` and end the process with its exit code: what ``main`` returns, 1, or an error's own.
+
+    From here on a request to stop (SIGTERM, SIGINT, SIGUSR1) is noted for ``main`` to look at; a second one leaves.
 
     ``main`` must have taken down its process group when it returns. When it raises, nothing is taken down: clean-up
     is collective, and the peers of a failed rank will not join it.
     """
     die_with_launcher()
     faulthandler.enable()
+    answer_with_stacks()
+    notice().listen()
     leave(_run(main))
 
 
@@ -67,11 +72,13 @@ def leave(code: int) -> NoReturn:
 
 def _run(main: Callable[[], object]) -> int:
     try:
-        main()
+        code = main()
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return AGAIN  # nothing had been trained that is not saved
     except SystemExit as leaving:
         return _system_exit(leaving)
+    except OutOfMemoryError as error:
+        return _report(str(error), error.exit_code, plain=True, retry=error.retry_with)
     except UnisonoError as error:
         return _report(str(error), error.exit_code, plain=True)
     except OSError as error:
@@ -81,7 +88,7 @@ def _run(main: Callable[[], object]) -> int:
         return _report(f"{what}\n  hint: make room; the run then goes on from its newest checkpoint", 1, plain=True)
     except BaseException:  # noqa: BLE001 - the edge of the process: whatever it was is told, and the process ends
         return _report(traceback.format_exc(), 1, plain=False)
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def _system_exit(leaving: SystemExit) -> int:
@@ -92,18 +99,18 @@ def _system_exit(leaving: SystemExit) -> int:
     return _report(str(leaving.code), 1, plain=True)
 
 
-def _report(text: str, exit_code: int, *, plain: bool) -> int:
+def _report(text: str, exit_code: int, *, plain: bool, retry: Sequence[str] = ()) -> int:
     """Leave the error where the agent looks for it; print it unless our launcher will."""
     now = time.time_ns()
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
-        _write_record(Path(path), text, exit_code, plain, now)
+        _write_record(Path(path), text, exit_code, plain, now, retry)
     if not path or LAUNCHER_PID not in os.environ:
         print(_heading(plain) + text.rstrip(), file=sys.stderr, flush=True)
     return exit_code
 
 
-def _write_record(path: Path, text: str, exit_code: int, plain: bool, now: int) -> None:
+def _write_record(path: Path, text: str, exit_code: int, plain: bool, now: int, retry: Sequence[str]) -> None:
     """Write the error file whole or not at all; ``message`` and ``timestamp`` (seconds) are torch's own fields."""
     record = {
         "message": text,
@@ -112,6 +119,7 @@ def _write_record(path: Path, text: str, exit_code: int, plain: bool, now: int) 
         "rank": int(os.environ.get("RANK", "0")),
         "exit_code": exit_code,
         "plain": plain,
+        "retry": list(retry),
     }
     draft = path.with_suffix(".part")
     draft.write_text(json.dumps(record), encoding="utf-8")

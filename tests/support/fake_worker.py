@@ -16,15 +16,17 @@ import time
 from pathlib import Path
 
 from unisono.errors import ConfigError
+from unisono.stopping import AGAIN, REQUESTS, notice
 from unisono.worker import run_worker
 
 
-def main() -> None:
-    """Follow the plan."""
+def main() -> int:
+    """Follow the plan; returns AGAIN if it was asked to stop by the end."""
     for step in sys.argv[2:]:
         who, verb, argument = [*step.split(":", 2), "", ""][:3]
         if who in ("all", os.environ["RANK"]):
             VERBS[verb](argument)
+    return AGAIN if notice().asked else 0
 
 
 def note(folder: str) -> None:
@@ -74,7 +76,7 @@ def copy(folders: str) -> None:
 
 def deaf(_: str) -> None:
     """Do not end when told."""
-    for name in (signal.SIGTERM, signal.SIGINT):
+    for name in REQUESTS:
         signal.signal(name, signal.SIG_IGN)
 
 
@@ -88,6 +90,13 @@ def die(_: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def sleep(seconds: str) -> None:
+    """Do nothing for a while, but listen."""
+    end = time.monotonic() + float(seconds)
+    while time.monotonic() < end and not notice().asked:
+        time.sleep(0.05)
+
+
 VERBS = {
     "note": note,
     "reduce": reduce,
@@ -98,7 +107,7 @@ VERBS = {
     "deaf": deaf,
     "helper": helper,
     "die": die,
-    "sleep": lambda seconds: time.sleep(float(seconds)),
+    "sleep": sleep,
     "exit": lambda code: os._exit(int(code)),
 }
 

@@ -1,8 +1,9 @@
-"""`unisono.train` with one fault planted: FAULT is phase@rank, run as the ranks' module by the launcher."""
+"""`unisono.train` with one fault planted: FAULT is phase@rank (or @all), run as the ranks' module by the launcher."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from unisono import dist, evaluation, train
+from unisono import dist, evaluation, saving, step, train
 from unisono.data.loader import Batches
 from unisono.loss import TrainingModel
 from unisono.runfolder import RunFolder
@@ -60,10 +61,101 @@ def backward_fails(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
     return FailsInBackward.apply(loss) if next(forwards) > 2 else loss
 
 
+def delayed(method: Any, seconds: float, spared: int = 0) -> Any:
+    """Do it, after a while; the moment of the first delay is noted. The first ``spared`` calls are not delayed."""
+    count = iter(range(10**6))
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        number = next(count)
+        if number >= spared:
+            if number == spared:
+                Path(os.environ["FAULT_TIME"]).write_text(str(time.time()))
+            time.sleep(seconds)
+        return method(*args, **kwargs)
+
+    return late
+
+
+def note_update(seed: int, number: int, rank: int) -> None:
+    """Know which update is in work."""
+    in_work.append(number)
+    seed_update(seed, number, rank)
+
+
+def killed_once(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
+    """Die in the middle of update 4, if it has not happened yet."""
+    moment = Path(os.environ["FAULT_TIME"])
+    if in_work[-1] == 4 and not moment.exists():
+        moment.write_text(str(time.time()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return forward(self, *args, **kwargs)
+
+
+def poisoned(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
+    """Fail in update 4, always."""
+    return fails() if in_work[-1] == 4 else forward(self, *args, **kwargs)
+
+
+def short_of_memory(self: TrainingModel, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Have no room for more than 150 tokens."""
+    if input_ids.numel() > 150:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
+    return forward(self, input_ids, *args, **kwargs)
+
+
+def nan_in_two(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
+    """Give a loss that is not a number in updates 4 and 5."""
+    return forward(self, *args, **kwargs) * (float("nan") if in_work[-1] in (4, 5) else 1.0)
+
+
+def hang(*_: Any, **__: Any) -> Any:
+    """Never come back; the moment is noted."""
+    Path(os.environ["FAULT_TIME"]).write_text(str(time.time()))
+    time.sleep(10_000)
+
+
+def hang_in_four(method: Any) -> Any:
+    """Hang in update 4."""
+
+    def hanging(*args: Any, **kwargs: Any) -> Any:
+        return hang() if in_work[-1] == 4 else method(*args, **kwargs)
+
+    return hanging
+
+
+def hang_at_four(self: Batches, number: int, *args: Any) -> Any:
+    """Hang in building the batch of update 4."""
+    return hang() if number == 4 else build_batch(self, number, *args)
+
+
+class HangsInBackward(torch.autograd.Function):
+    """The identity, until its gradient is asked for in update 4."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Any) -> Any:
+        """Pass the loss through."""
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        """Hang in update 4."""
+        return hang() if in_work[-1] == 4 else grad
+
+
+def hang_once(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
+    """Hang in update 4, if it has not happened yet."""
+    if in_work[-1] == 4 and not Path(os.environ["FAULT_TIME"]).exists():
+        hang()
+    return forward(self, *args, **kwargs)
+
+
+build_batch = Batches.build
+in_work = [0]
+seed_update, train.seed_update = train.seed_update, note_update
 forward = TrainingModel.forward
 forwards = iter(range(1, 10**6))
 
-if int(os.environ["RANK"]) == int(rank):
+if rank in ("all", os.environ["RANK"]):
     if phase == "group":
         dist.join = train.dist.join = fails
     elif phase == "fetch":
@@ -77,7 +169,37 @@ if int(os.environ["RANK"]) == int(rank):
     elif phase == "validation":
         evaluation.evaluate = fails
     elif phase == "save":
-        train.save_checkpoint = after_update_two(train.save_checkpoint)
+        saving.save_checkpoint = after_update_two(saving.save_checkpoint)
+    elif phase == "slow":
+        TrainingModel.forward = delayed(forward, 0.2)
+    elif phase == "very_slow":
+        TrainingModel.forward = delayed(forward, 10.0, spared=1)
+    elif phase == "slow_validation":
+        evaluation.evaluate = delayed(evaluation.evaluate, 1.0)
+    elif phase == "slow_save":
+        saving.save_checkpoint = delayed(saving.save_checkpoint, 2.0)
+    elif phase == "slow_load":
+        train.build = delayed(train.build, 2.0)
+    elif phase == "killed_once":
+        TrainingModel.forward = killed_once
+    elif phase == "poison":
+        TrainingModel.forward = poisoned
+    elif phase == "no_room":
+        TrainingModel.forward = short_of_memory
+    elif phase == "nan_in_two":
+        TrainingModel.forward = nan_in_two
+    elif phase == "hang_collate":
+        Batches.build = hang_at_four
+    elif phase == "hang_forward":
+        TrainingModel.forward = hang_in_four(forward)
+    elif phase == "hang_backward":
+        TrainingModel.forward = lambda *args, **kwargs: HangsInBackward.apply(forward(*args, **kwargs))
+    elif phase == "hang_optimizer":
+        step.set_rate = hang_in_four(step.set_rate)
+    elif phase == "hang_validation":
+        evaluation.evaluate = hang_in_four(evaluation.evaluate)
+    elif phase == "hang_once":
+        TrainingModel.forward = hang_once
     elif phase == "log":
         RunFolder.line = after_update_two(RunFolder.line)
         RunFolder.ids = after_update_two(RunFolder.ids)

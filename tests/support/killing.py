@@ -60,14 +60,15 @@ class Deeds:
 
 
 def watch_save(deeds: Deeds, update: int) -> Callable[..., None]:
-    """Return a ``train.save`` that is watched at ``update``."""
-    from unisono import train
+    """Return a ``Saver.save`` that is watched at ``update``, until what it has begun in the background is done."""
+    from unisono.saving import Saver
 
-    save = train.save
+    save = Saver.save
 
-    def watched(run: Any, state: Any, *args: Any) -> None:
+    def watched(self: Saver, state: Any, *, wait: bool) -> None:
+        self.wait()
         deeds.watching = state.update == update
-        save(run, state, *args)
+        save(self, state, wait=wait or deeds.watching)
         deeds.watching = False
 
     return watched

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import psutil
 
+import unisono
 from unisono.config.load import Loaded
 from unisono.config.schema import RunConfig
 
 MARK = "UNISONO_TEST_MARK"
+# what the ranks of a launch find: the tests, and the very unisono that is under test
+MODULES = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(unisono.__file__).parents[1])])
 _PROGRAM = """
 import sys
 from support.launching import run_fake

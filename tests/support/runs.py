@@ -64,19 +64,26 @@ def run_training(
 ) -> str:
     """Train on this rank by the code of `unisono.train`; returns what it printed.
 
-    ``die_after``: the whole world is killed, by SIGKILL, when this update is in metrics.jsonl.
+    ``die_after``: the whole world is killed, by SIGKILL, when this update is in metrics.jsonl; what is to be saved by
+    then is on disk.
     """
     from unisono import train
+    from unisono.journal import Journal
+    from unisono.saving import Saver
 
     if die_after is not None:
-        record = train.record
+        update, save = Journal.update, Saver.save
 
-        def record_and_die(*args: Any) -> None:
-            record(*args)
-            if args[4].number == die_after:
+        def update_and_die(*args: Any) -> None:
+            update(*args)
+            if args[1].number == die_after:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        train.record = record_and_die
+        def save_and_wait(*args: Any, wait: bool) -> None:
+            save(*args, wait=True)
+
+        Journal.update = update_and_die  # type: ignore[method-assign]
+        Saver.save = save_and_wait  # type: ignore[method-assign]
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         train.start([str(run_file), *overrides])

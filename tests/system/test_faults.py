@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from support.launching import MARK, alive
+from support.launching import MARK, MODULES, alive
 from support.runs import make_run
 from unisono.checkpoint.manifest import newest_sound
 from unisono.config.load import load
 from unisono.launch import run
 
-TESTS = Path(__file__).parents[1]
 SECONDS = 15.0
 
 
@@ -22,7 +21,7 @@ def launch(
 ) -> tuple[int, float, Path]:
     """Run two ranks with a fault; returns the exit code, the seconds from the fault to the end, and the run folder."""
     moment = folder / "moment"
-    for name, value in {"PYTHONPATH": TESTS, MARK: folder, "FAULT": fault, "FAULT_TIME": moment}.items():
+    for name, value in {"PYTHONPATH": MODULES, MARK: folder, "FAULT": fault, "FAULT_TIME": moment}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     file = make_run(

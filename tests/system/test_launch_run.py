@@ -12,17 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from support.launching import MARK, alive, run_fake
+from support.launching import MARK, MODULES, alive, run_fake
 from unisono.cores import usable_cores
 from unisono.errors import DataError, LaunchError
-
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
 def mark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """Mark all that a test starts; whatever the test is about, nothing of it may be left, nor a temporary folder."""
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("PYTHONPATH", MODULES)
     monkeypatch.setenv(MARK, str(tmp_path))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     scratch = tmp_path / "scratch"
@@ -85,7 +83,7 @@ def test_a_mistake_of_the_person_is_told_in_plain_words_and_never_tried_again(
     assert run_fake("all:refuse:data.train_is_empty", ranks=2, restarts=3) == 2
     printed = capfd.readouterr().err
     assert printed.endswith("error: run.yaml:3: data.train_is_empty\n  hint: mend it\n")
-    assert "a restart cannot mend this (0 of 3 restarts used)" in printed
+    assert "a restart cannot mend this" in printed
     assert "Traceback" not in printed and "failed too" not in printed
 
 

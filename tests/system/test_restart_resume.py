@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from support.launching import fake_config
+from support.launching import MODULES, fake_config
 from unisono.checkpoint.manifest import Manifest, seal
 from unisono.config.load import Loaded
+from unisono.config.schema import RunConfig
 from unisono.launch import run
-
-TESTS = Path(__file__).parents[1]
 
 
 def save(folder: Path, update: int) -> Path:
@@ -24,19 +23,21 @@ def save(folder: Path, update: int) -> Path:
     return target
 
 
-@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize(("earlier", "resume"), [(False, "never"), (True, "a folder")])
 def test_a_restart_resumes_its_own_checkpoints_only(
-    earlier: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    earlier: bool, resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("PYTHONPATH", MODULES)
     output = tmp_path / "run"
     if earlier:
         save(output, 7)
     saved = save(tmp_path / "other", 2)
     config = fake_config(ranks=1, restarts=1)
-    config = config.model_copy(update={"run": config.run.model_copy(update={"output_dir": str(output)})})
+    values = config.model_dump(by_alias=True)
+    values["run"]["output_dir"], values["checkpoint"]["resume"] = str(output), resume
+    config = RunConfig.model_validate(values)
     plan = f"0:copy:{saved}>{output}/checkpoints/update-00000002 0:fail_once:{tmp_path}/marker 0:note:{tmp_path}"
     loaded = Loaded(config, {}, Path("run.yaml"))
     assert run(loaded, plan.split(), module="support.fake_worker", prepare=lambda config: None) == 0
     arguments = json.loads((tmp_path / "rank0.json").read_text())["arguments"]
-    assert (arguments[-1] == "checkpoint.resume=auto") is not earlier
+    assert arguments[-1] == f"checkpoint.resume={output}/checkpoints/update-00000002"

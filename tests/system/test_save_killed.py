@@ -22,10 +22,10 @@ def train_watched(
     rank: int, world: int, file: Path, folder: Path, victim: int = 0, fatal: int | None = None, tear: bool = False
 ) -> list[str]:
     """Train; note what this rank does to ``folder`` in the save of update 2; the victim dies at deed ``fatal``."""
-    from unisono import train
+    from unisono.saving import Saver
 
     deeds = Deeds(folder, fatal if rank == victim else None, tear=tear)
-    train.save = watch_save(deeds, 2)
+    Saver.save = watch_save(deeds, 2)  # type: ignore[method-assign]
     run_training(rank, world, file, (f"run.output_dir={folder}",))
     return deeds.names
 
@@ -44,25 +44,25 @@ def fork_deaths(rank: int, world: int, file: Path, run: Path, states: Path, ways
 
     What each leaves behind is kept in ``states``; the next one finds the folder as the save found it.
     """
-    from unisono import train
+    from unisono.saving import Saver
 
-    save, checkpoints = train.save, run / "checkpoints"
+    save, checkpoints = Saver.save, run / "checkpoints"
 
-    def save_in_children(*args: Any) -> None:
-        if args[1].update == 2:
+    def save_in_children(self: Saver, state: Any, *, wait: bool) -> None:
+        if state.update == 2:
             shutil.copytree(checkpoints, states / "before")
             for fatal, tear in ways:
-                assert _fork(watched_save, args, fatal, tear) == -9, f"survived deed {fatal}"
+                assert _fork(watched_save, self, state, fatal, tear) == -9, f"survived deed {fatal}"
                 shutil.copytree(run, states / state_name(fatal, tear))
                 shutil.rmtree(checkpoints)
                 shutil.copytree(states / "before", checkpoints)
-        save(*args)
+        save(self, state, wait=wait)
 
-    def watched_save(args: Sequence[Any], fatal: int, tear: bool) -> None:
+    def watched_save(saver: Saver, state: Any, fatal: int, tear: bool) -> None:
         Deeds(run, fatal, tear=tear).watching = True
-        save(*args)
+        save(saver, state, wait=True)
 
-    train.save = save_in_children
+    Saver.save = save_in_children  # type: ignore[method-assign]
     run_training(rank, world, file, (f"run.output_dir={run}",))
 
 
@@ -82,8 +82,13 @@ def state_name(fatal: int, tear: bool) -> str:
 
 
 def stop_after_one(folder: Path, base: Path, world: int) -> tuple[Path, Path, Path]:
-    """Make a whole run of three updates and one that saved update 1 and went no further; returns file and both."""
-    file = make_run(folder, base, length={"updates": 3}, checkpoint={"every": 1, "keep": 1}, data={"prefetch": 0})
+    """Make a whole run of three updates and one that saved update 1 and went no further; returns file and both.
+
+    Two ranks save in the background. One rank does not: it will be forked, and a thread is not.
+    """
+    mode = "wait" if world == 1 else "background"
+    saving = {"every": 1, "keep": 1, "mode": mode}
+    file = make_run(folder, base, length={"updates": 3}, checkpoint=saving, data={"prefetch": 0})
     train_whole(world, file, f"run.output_dir={folder}/whole")
     start = folder / "start"
     with pytest.raises(RankFailed, match="died"):

@@ -163,7 +163,7 @@ def test_answers_are_those_of_the_final_model(tmp_path: Path) -> None:
     assert said.count("validate.max_new_tokens is 15, but after 1 of 6 prompts the model's context of 40 tokens") == 1
     (summary,) = lines_of(tmp_path / "run", "summary")
     assert (summary["num_updates"], summary["update"]) == (160, 160) and 0 <= summary["data_wait_share"] < 1
-    assert {"data", "step", "other"} == summary["seconds_by_cause"].keys()
+    assert {"data", "forward", "backward", "exchange", "optimizer", "other"} == summary["seconds_by_cause"].keys()
     assert f"waited {summary['data_wait_share']:.1%} of the time for data" in said
 
 

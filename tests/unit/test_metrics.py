@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -38,11 +39,15 @@ def test_much_waiting_comes_with_a_hint() -> None:
 
 def test_only_updates_count_for_the_session() -> None:
     spans = Spans()
-    spans.add("validation", 7.0)
+    with spans.span("validation"):
+        pass
     spans.take()
-    spans.add("data", 1.0)
-    spans.take_update()
-    assert spans.session.num_updates == 1 and spans.session.seconds_by_cause["data"] == 1.0
+    with spans.span("data"):
+        time.sleep(0.01)
+    spans.enter("forward")
+    total, parts = spans.take_update()
+    assert spans.session.num_updates == 1 and spans.session.seconds_by_cause["data"] >= 0.01
+    assert sum(parts.values()) == pytest.approx(total, abs=1e-9) and parts.keys() == {"data", "forward", "other"}
     assert "validation" not in spans.session.seconds_by_cause
 
 

@@ -111,12 +111,17 @@ def candidates(checkpoints: Path) -> Iterator[tuple[Path, Manifest | CheckpointE
     yield from sorted(found, key=lambda pair: -pair[1].update if isinstance(pair[1], Manifest) else -(2**62))
 
 
-def newest_sound(checkpoints: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint whose files are all as its manifest says, and why newer ones were passed over."""
+def newest_sound(checkpoints: Path, last: int | None = None) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint whose files are all as its manifest says, and why newer ones were passed over.
+
+    Those of updates after ``last`` are not looked at.
+    """
     passed_over = []
     for folder, manifest in candidates(checkpoints):
         if isinstance(manifest, CheckpointError):
             passed_over.append(f"ignored {folder.name}: {manifest.message}")
+            continue
+        if last is not None and manifest.update > last:
             continue
         try:
             verify(folder)

@@ -5,6 +5,7 @@ Private folder -> sharded tensors by torch's DCP, synced -> manifest with sizes 
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import warnings
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -21,6 +23,8 @@ from unisono.dist import World, gather
 from unisono.durable import swap
 from unisono.errors import CheckpointError
 
+_HINT = "older checkpoints are as they were; make room if the disk is full, and start the run again"
+
 
 def checkpoint_name(update: int) -> str:
     """Return the folder name of a checkpoint; names are for people, the manifest counts."""
@@ -28,29 +32,42 @@ def checkpoint_name(update: int) -> str:
 
 
 def save_checkpoint(
-    checkpoints: Path, tensors: dict[str, torch.Tensor], manifest: Manifest, *, world: World, keep: int
+    checkpoints: Path,
+    tensors: dict[str, torch.Tensor],
+    manifest: Manifest,
+    *,
+    world: World,
+    keep: int,
+    group: dist.ProcessGroup | None = None,
 ) -> Path:
     """Collective. Save ``tensors`` as one checkpoint, then keep the newest ``keep`` and the best one.
 
     Tensors that all ranks hold are written once. A failure on any rank leaves all older checkpoints as they were and
-    raises on every rank.
+    raises on every rank. ``group``: what the ranks talk over, if not their first group.
     """
     target = checkpoints / checkpoint_name(manifest.update)
     private = checkpoints / f".{target.name}.tmp"
-    _together(world.is_first, lambda: _fresh(private), f"cannot create {private}")
+    needed = sum(tensor.nbytes for tensor in tensors.values())
+
+    def begin() -> None:
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        check_room(checkpoints, needed, f"the checkpoint of update {manifest.update}")
+        _fresh(private)
+
+    _together(world.is_first, begin, f"cannot create {private}", group)
     writer = FileSystemWriter(private, single_file_per_rank=True, sync_files=True, thread_count=1)
     try:
         with warnings.catch_warnings():
             # one process on purpose: torch need not say that it has no process group
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            save(tensors, storage_writer=writer, no_dist=world.size == 1)
+            save(tensors, storage_writer=writer, process_group=group, no_dist=world.size == 1)
     except (CheckpointException, OSError) as error:
         if world.is_first:
             shutil.rmtree(private, ignore_errors=True)
         raise CheckpointError(
             f"saving update {manifest.update} failed: {_reason(error)}",
             where=str(private),
-            hint="older checkpoints are as they were; make room if the disk is full, and start the run again",
+            hint=_HINT,
         ) from error
 
     def publish() -> None:
@@ -58,8 +75,19 @@ def save_checkpoint(
         swap(private, target)
         purge(checkpoints, keep, update=manifest.update)
 
-    _together(world.is_first, publish, f"cannot publish {target}")
+    try:
+        _together(world.is_first, publish, f"cannot publish {target}", group)
+    finally:
+        if world.is_first:
+            shutil.rmtree(private, ignore_errors=True)  # it is there only if publishing failed
     return target
+
+
+def check_room(folder: Path, needed: int, what: str) -> None:
+    """Raise OSError (ENOSPC) unless ``needed`` bytes are free where ``folder`` lies; says both numbers."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(errno.ENOSPC, f"{what} needs {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free", str(folder))
 
 
 def _reason(error: CheckpointException | OSError) -> str:
@@ -69,7 +97,7 @@ def _reason(error: CheckpointException | OSError) -> str:
     return "; ".join(f"rank {rank}: {met!r}" for rank, (met, _) in sorted(error.failures.items()))
 
 
-def _together(acts: bool, action: Callable[[], None], what: str) -> None:
+def _together(acts: bool, action: Callable[[], None], what: str, group: dist.ProcessGroup | None) -> None:
     """Collective. Let one rank act; if that fails, all ranks raise."""
     error: OSError | None = None
     if acts:
@@ -77,8 +105,8 @@ def _together(acts: bool, action: Callable[[], None], what: str) -> None:
             action()
         except OSError as caught:
             error = caught
-    if any(failed for (failed,) in gather([float(error is not None)])):
-        raise CheckpointError(f"{what}: {error or 'see rank 0'}") from error
+    if any(failed for (failed,) in gather([float(error is not None)], group)):
+        raise CheckpointError(f"{what}: {error or 'see rank 0'}", hint=_HINT) from error
 
 
 def _fresh(folder: Path) -> None:

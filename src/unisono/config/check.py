@@ -14,7 +14,7 @@ from typing import get_args
 
 from unisono.config.output import check_output_dir
 from unisono.config.paths import is_hub_id, is_one_local_file
-from unisono.config.schema import FieldName, RunConfig, sources_of, validation_sets_of
+from unisono.config.schema import FieldName, RunConfig, range_of, sources_of, validation_sets_of
 from unisono.errors import ConfigError
 
 __all__ = ["check", "check_machine", "check_output_dir", "check_world"]
@@ -134,7 +134,7 @@ def _without_effect(config: RunConfig) -> Problems:
         ("optim.momentum", optim.name != "sgd", "optim.name sgd"),
         ("optim.betas", optim.name != "adamw", "optim.name adamw"),
         ("optim.eps", optim.name != "adamw", "optim.name adamw"),
-        ("optim.max_nonfinite", optim.on_nonfinite != "skip", "optim.on_nonfinite skip"),
+        ("optim.max_nonfinite", optim.on_nonfinite == "stop", "optim.on_nonfinite skip or rewind"),
         ("data.max_skipped", data.on_error != "skip", "data.on_error skip"),
         ("validate.every", no_validation, "data.validation, a share or files"),
         ("validate.generate", no_validation, "data.validation, a share or files"),
@@ -159,7 +159,11 @@ def _precision(config: RunConfig) -> Problems:
 
 def _launch(config: RunConfig) -> Problems:
     ranks = config.launch.ranks
-    yield from _world(config, 1 if ranks == "auto" else ranks)
+    choice = range_of(ranks)
+    if choice is not None and choice[0] > choice[1]:
+        yield "launch.ranks", f"launch.ranks is {ranks}: no number is in that range", f"{choice[1]}-{choice[0]}?"
+    for number in range(choice[0], choice[1] + 1) if choice is not None else [1 if isinstance(ranks, str) else ranks]:
+        yield from _world(config, number)
     for name in sorted(set(config.launch.env) & set(_SET_BY_THE_LAUNCHER)):
         yield "launch.env", f"launch.env.{name} is set by the launcher itself", "take it out"
 

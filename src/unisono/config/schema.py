@@ -141,10 +141,15 @@ class OptimSection(Section):
     )
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(default="none", description="scale lr by the global batch")
     lr_reference_batch: PositiveInt | None = Field(default=None, description="the global batch that lr was chosen for")
-    on_nonfinite: Literal["stop", "skip"] = Field(
-        default="stop", description="what all ranks do when loss or gradient is not finite"
+    on_nonfinite: Literal["stop", "skip", "rewind"] = Field(
+        default="stop",
+        description="what all ranks do when loss or gradient is not finite; rewind = go back to a checkpoint and leave "
+        "out what came since",
     )
-    max_nonfinite: PositiveInt = Field(default=3, description="with skip: this many bad updates in a row stop the run")
+    max_nonfinite: PositiveInt = Field(
+        default=3, description="this many bad updates in a row: with skip they stop the run, with rewind it goes back"
+    )
+    skip_updates: list[PositiveInt] = Field(default=[], description="updates to leave out, such as a poisonous batch")
 
 
 class LengthSection(Section):
@@ -182,7 +187,10 @@ class CheckpointSection(Section):
     """When to save, what to keep, what to go on from."""
 
     every: PositiveInt | Literal["auto"] = Field(
-        default="auto", description="updates between saves; auto = every five minutes"
+        default="auto", description="updates between saves; auto = by what a save costs, at most five minutes apart"
+    )
+    mode: Literal["background", "wait"] = Field(
+        default="background", description="background = copy, then write while training goes on; wait = write first"
     )
     keep: PositiveInt = Field(default=3, description="newest checkpoints kept; the best one is kept besides")
     allow_changes: list[str] = Field(default=[], description="settings that may differ from the checkpoint's, by name")
@@ -210,13 +218,23 @@ class LogSection(Section):
 class LaunchSection(Section):
     """How the processes are started."""
 
-    ranks: PositiveInt | Literal["auto"] = Field(
-        default="auto", description="processes; auto = GPUs, or on CPU one per two cores"
+    ranks: PositiveInt | Literal["auto"] | Annotated[str, Field(pattern=r"^[1-9][0-9]*-[1-9][0-9]*$")] = Field(
+        default="auto",
+        description="processes; auto = GPUs, or on CPU one per two cores; 1-4 = as many of these as there is room for",
     )
-    max_restarts: Annotated[int, Field(ge=0)] = Field(default=3, description="restarts after a fault")
+    max_restarts: Annotated[int, Field(ge=0)] = Field(
+        default=3, description="restarts after a fault, without any progress between them"
+    )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=0, description="rendezvous port; 0 = any free one")
     threads: PositiveInt | Literal["auto"] = Field(
         default="auto", description="CPU threads of a rank; auto = usable cores / ranks"
+    )
+    hang_seconds: PositiveFloat = Field(
+        default=120.0,
+        description="silence that is a hang, if also ten times longer than before; at first ten times this",
+    )
+    grace_seconds: PositiveFloat = Field(
+        default=120.0, description="ranks that have not saved so long after a request to stop are killed"
     )
     timeout_seconds: PositiveInt = Field(default=600, description="a collective that takes longer has failed")
     allocator: Literal["auto", "none"] = Field(
@@ -247,6 +265,14 @@ class RunConfig(Section):
 def sources_of(data: DataSection) -> dict[str, list[str]]:
     """Give the training files by source; the only source of a plain list has the empty name."""
     return data.train if isinstance(data.train, dict) else {"": data.train}
+
+
+def range_of(ranks: int | str) -> tuple[int, int] | None:
+    """Give the fewest and the most ranks of a range such as 1-4; None where it is a number, or auto."""
+    if isinstance(ranks, int) or ranks == "auto":
+        return None
+    fewest, _, most = ranks.partition("-")
+    return int(fewest), int(most)
 
 
 def validation_sets_of(data: DataSection) -> dict[str, list[str]]:

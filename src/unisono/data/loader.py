@@ -126,11 +126,20 @@ class OrderedUpdates:
 class Loader:
     """Yields the update batches ``first..last``, ``prefetch`` of them built ahead (0 = built when asked for).
 
-    build: makes one update's batch; it is called in order, by one thread.
+    build: makes one update's batch; it is called in order, by one thread. listener: hears what that thread does.
     """
 
-    def __init__(self, build: Callable[[int], UpdateBatch], *, first: int, last: int, prefetch: int) -> None:
-        self._build = build
+    def __init__(
+        self,
+        build: Callable[[int], UpdateBatch],
+        *,
+        first: int,
+        last: int,
+        prefetch: int,
+        listener: Callable[[str], None] = lambda doing: None,
+    ) -> None:
+        self._make = build
+        self._listener = listener
         self._numbers = iter(range(first, last + 1))
         self._prefetch = prefetch
 
@@ -151,3 +160,9 @@ class Loader:
             finally:
                 for future in waiting:
                     future.cancel()
+
+    def _build(self, number: int) -> UpdateBatch:
+        self._listener(f"data.collate of update {number}")
+        batch = self._make(number)
+        self._listener("")
+        return batch

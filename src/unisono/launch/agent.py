@@ -10,113 +10,143 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import psutil
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, SignalException
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from unisono.errors import LaunchError
-from unisono.launch.failure import Failure
+from unisono.launch.failure import PEER_LOST, Failure
+from unisono.launch.watch import Watch
+from unisono.stopping import REQUESTS, Notice
 
 RUN_MARK = "UNISONO_RUN_ID"
 LOOPBACK = "127.0.0.1"
-STOP_SIGNALS = tuple(
-    known for known in signal.Signals if known.name in {"SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"}
-)
-_GRACE_AFTER_FAILURE_SECONDS = 5
-_GRACE_AFTER_SIGNAL_SECONDS = 10
+_GRACE_SECONDS = 5  # for the kernel to end what was killed
 
 
 class Stopped(Exception):
-    """The launcher was asked to stop by a signal."""
+    """The launcher was asked to stop, and not for the first time or with nothing to save."""
 
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}")
+    def __init__(self, signum: signal.Signals, *, insisted: bool) -> None:
+        super().__init__(f"stopped by {signum.name}")
         self.signum = signum
+        self.insisted = insisted
 
 
-def start_ranks(command: Sequence[str], ranks: int, *, port: int, run_id: str, log_dir: str) -> list[Failure]:
+class Requests:
+    """Requests to stop that come to the launcher.
+
+    The first is passed on to the ranks, which save and end; those that have not within ``grace_seconds`` are killed.
+    The second, or one that comes while there are no ranks, raises Stopped.
+    """
+
+    def __init__(self, grace_seconds: float) -> None:
+        self._grace_seconds = grace_seconds
+        self._notice = Notice(insisted=self._insist)
+        self._ranks: list[int] = []
+        self._timer: threading.Timer | None = None
+
+    @property
+    def asked(self) -> bool:
+        """True once a request has come."""
+        return self._notice.asked
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Take the signals over while inside."""
+        try:
+            with self._notice.answering(self._pass_on), self._notice.listening():
+                self._handlers = {signum: signal.getsignal(signum) for signum in REQUESTS}
+                yield
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def watch_over(self, ranks: Sequence[int]) -> None:
+        """Pass requests on to these processes; the agent has taken signals over in starting them."""
+        self._ranks = list(ranks)
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, handler)  # also those that nohup had switched off
+
+    def _pass_on(self, signum: signal.Signals) -> None:
+        if not self._ranks:
+            raise Stopped(signum, insisted=False)
+        self._signal_ranks(signal.SIGTERM)
+        self._timer = threading.Timer(self._grace_seconds, self._signal_ranks, [signal.SIGKILL])
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _signal_ranks(self, signum: signal.Signals) -> None:
+        for pid in self._ranks:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+    def _insist(self, signum: signal.Signals) -> None:
+        raise Stopped(signum, insisted=True)
+
+
+def start_ranks(
+    command: Sequence[str], ranks: int, *, port: int, run_id: str, log_dir: str, requests: Requests, watch: Watch
+) -> list[Failure]:
     """Run ``command`` on ``ranks`` ranks to the end and return those that failed.
 
-    Nothing that they started is left when this returns or raises. Raises Stopped for a signal and LaunchError if
+    Nothing that they started is left when this returns or raises. Raises Stopped (see Requests) and LaunchError if
     the ranks cannot meet.
     """
     _quiet_agent()
     try:
         agent = _make_agent(command, ranks, port, run_id, log_dir)
+        agent.requests, agent.watch = requests, watch
         try:
             result = agent.run()
         finally:
+            watch.end()
+            requests.watch_over([])
             agent.get_worker_group().spec.rdzv_handler.shutdown()
-    except SignalException as stop:
-        raise Stopped(stop.sigval) from None
     except RendezvousError as error:
         raise LaunchError(f"the ranks cannot meet on {LOOPBACK}: {error}", hint="see `unisono doctor`") from error
     finally:
         _kill_marked(run_id)
-    return [_read(rank, failure) for rank, failure in result.failures.items()]
-
-
-@contextmanager
-def stop_signals() -> Iterator[None]:
-    """Let the stop signals raise inside, as the agent expects them, and put the old handlers back."""
-    before = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
-    _handle_signals(before)
-    try:
-        yield
-    except SignalException as stop:
-        raise Stopped(stop.sigval) from None
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-def _handle_signals(before: dict[signal.Signals, Any]) -> None:
-    """Raise on every stop signal but those that were ignored: under nohup a hang-up must stay ignored."""
-    for signum, handler in before.items():
-        signal.signal(signum, signal.SIG_IGN if handler is signal.SIG_IGN else _raise)
-
-
-def _raise(signum: int, frame: FrameType | None) -> None:
-    raise SignalException(f"got {signal.Signals(signum).name}", signal.Signals(signum))
+    return watch.failures([_read(rank, failure) for rank, failure in result.failures.items()])
 
 
 class _Agent(LocalElasticAgent):
-    """The agent with our signals and our patience."""
+    """The agent with our signals, and no patience with ranks whose peer is lost."""
+
+    requests: Requests
+    watch: Watch
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        handlers = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
         pids: dict[int, Any] = super()._start_workers(worker_group)
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)  # it has just taken signals over, also those that nohup had switched off
+        self.requests.watch_over(list(pids.values()))
+        self.watch.begin(list(pids.values()))
         if self._pcontext is not None:
-            _limit_grace(self._pcontext)
+            _kill_on_close(self._pcontext)
         return pids
 
 
-def _limit_grace(context: PContext) -> None:
-    """Kill ranks that do not end soon: the agent waits 30 seconds by default, whatever it was told.
+def _kill_on_close(context: PContext) -> None:
+    """End ranks by ``PEER_LOST``: the agent closes only when one has failed, and the rest then waits for it in vain.
 
-    After a failure (it names no signal then) the rest waits in vain for the lost rank. After a signal ranks may be
-    saving: torch's own variable TORCH_ELASTIC_SHUTDOWN_TIMEOUT gives them longer.
+    Its own SIGTERM is a request to save to our ranks; and it would wait 30 seconds before it kills.
     """
-    patience = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _GRACE_AFTER_SIGNAL_SECONDS))
     close = context.close
 
     @functools.wraps(close)
-    def close_soon(death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
-        close(death_sig, _GRACE_AFTER_FAILURE_SECONDS if death_sig is None else patience)
+    def close_at_once(death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        close(PEER_LOST, _GRACE_SECONDS)
 
-    context.close = close_soon  # type: ignore[method-assign]
+    context.close = close_at_once  # type: ignore[method-assign]
 
 
 def _make_agent(command: Sequence[str], ranks: int, port: int, run_id: str, log_dir: str) -> _Agent:
@@ -155,7 +185,9 @@ def _read(rank: int, failure: ProcessFailure) -> Failure:
     record = failure.error_file_data
     if "time_ns" in record:
         seconds = record["time_ns"] / 1e9
-        return Failure(rank, failure.exitcode, seconds, record["message"], bool(record["plain"]))
+        return Failure(
+            rank, failure.exitcode, seconds, record["message"], bool(record["plain"]), tuple(record["retry"])
+        )
     return Failure(rank, failure.exitcode, float(failure.timestamp))
 
 

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-USER_ERROR, NUMBERS_GONE = 2, 3
+USER_ERROR, NUMBERS_GONE, HANG = 2, 3, 4
 FINAL = (USER_ERROR, NUMBERS_GONE)  # the same again, however often it is started
 # what comes from outside or from native code, and leaves a rank no time for a word
 _SUDDEN = {"SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"}
 _AT_ONCE_SECONDS = 2.0
+PEER_LOST = signal.SIGUSR2 if sys.platform != "win32" else signal.SIGTERM  # what the agent ends the others with
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How one rank ended. ``text`` and the exact time are known if the rank could leave its error."""
+    """How one rank ended. ``text`` and the exact time are known if the rank could leave its error.
+
+    ``retry``: the overrides that it asks to be started again with.
+    """
 
     rank: int
     exit_code: int
     seen_seconds: float
     text: str | None = None
     plain: bool = False
+    retry: tuple[str, ...] = ()
 
     @property
     def signal_name(self) -> str | None:
@@ -35,7 +41,7 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
 
     Ranks with an error have its exact time. A rank that died suddenly is seen up to a second and a poll later,
     while its peers report a lost connection within milliseconds: so sudden deaths near the first error go first.
-    What the agent ended (SIGTERM, and SIGKILL after its grace) goes last.
+    What the agent ended (PEER_LOST, and SIGKILL after its grace) goes last.
     """
     first_error = min((f.seen_seconds for f in failures if f.text is not None), default=float("inf"))
 
@@ -43,7 +49,7 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
         if failure.text is None and failure.signal_name in _SUDDEN:
             soon = failure.seen_seconds <= first_error + _AT_ONCE_SECONDS
             return 0 if soon else 2, failure.seen_seconds, failure.rank
-        return 2 if failure.signal_name == "SIGTERM" else 1, failure.seen_seconds, failure.rank
+        return 2 if failure.exit_code in (-PEER_LOST, -signal.SIGTERM) else 1, failure.seen_seconds, failure.rank
 
     return min(failures, key=order)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from unisono.config.schema import RunConfig
+from unisono.config.schema import RunConfig, range_of
 from unisono.cores import usable_cores
 
 
@@ -33,9 +33,15 @@ def _no_gpu_note() -> str:
     return f"torch is built for GPUs but sees none{because}: this run uses the CPU"
 
 
-def decide_ranks(config: RunConfig, machine: Machine) -> int:
-    """Return the number of ranks: as asked; else one per GPU, or on a CPU one per two usable cores."""
-    if config.launch.ranks != "auto":
+def decide_ranks(config: RunConfig, machine: Machine, *, fewer: int = 0) -> int:
+    """Return the number of ranks: as asked; else one per GPU, or on a CPU one per two usable cores.
+
+    Of a range, as many as there are GPUs (or usable cores), and ``fewer`` than that if it leaves the choice.
+    """
+    if (choice := range_of(config.launch.ranks)) is not None:
+        fewest, most = choice
+        return max(fewest, min(most, machine.gpus or machine.cores) - fewer)
+    if isinstance(config.launch.ranks, int):
         return config.launch.ranks
     if config.strategy.name == "single":
         return 1

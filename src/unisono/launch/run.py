@@ -7,18 +7,29 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unisono.allocator import find_allocator
-from unisono.checkpoint.manifest import Manifest, candidates
+from unisono.checkpoint.manifest import Manifest, candidates, verify
 from unisono.config.check import check_machine, check_world
 from unisono.config.load import Loaded
 from unisono.config.schema import RunConfig
+from unisono.errors import CheckpointError
 from unisono.launch.environment import applied, rank_environment
-from unisono.launch.failure import FINAL, Failure, first_failure, tell
+from unisono.launch.failure import Failure, first_failure, tell
 from unisono.launch.port import check_port
 from unisono.launch.ranks import Machine, decide_ranks, look_at_machine
-from unisono.worker import INTERRUPTED, LAUNCHER_PID
+from unisono.launch.restarts import Restarts
+from unisono.pulse import FLOOR as PULSE_FLOOR
+from unisono.pulse import FOLDER as PULSE_FOLDER
+from unisono.pulse import page_of, read_beat
+from unisono.stopping import AGAIN, REQUESTS, Notice, interrupt
+from unisono.worker import LAUNCHER_PID
+
+if TYPE_CHECKING:
+    from unisono.launch.agent import Requests
 
 _STOPPED = 128
 
@@ -32,26 +43,24 @@ def run(
 ) -> int:
     """Run ``module`` on the ranks of the run file, with ``overrides`` as given, and return the exit code.
 
-    0; 2 for the person's own mistake; 3 for numbers that are gone; 1 for another failure once the restarts are used
-    up; 128 + signal (130 for Ctrl-C) when stopped. ``prepare`` readies the data before there is any rank (default:
-    that of ``unisono.build``).
+    See docs/reliability.md for the codes: 0; AGAIN when it was stopped and nothing is lost; 128 + signal when it was
+    told twice; 2 for the person's own mistake; 3 for numbers that are gone; 1 for another failure once the restarts
+    are used up. ``prepare`` readies the data before there is any rank (default: that of ``unisono.build``).
     Raises UserError for what is found before ranks exist.
     """
-    config = loaded.config
+    config, waiting = loaded.config, Notice()
     try:
         check_port(config.launch.port)
         machine = look_at_machine()
         check_machine(config, machine.gpus, loaded.origins)
-        ranks = decide_ranks(config, machine)
-        check_world(config, ranks, loaded.origins)
-        (prepare or _prepare)(config)
-        variables = _environment(config, ranks, machine)
+        check_world(config, decide_ranks(config, machine), loaded.origins)
+        with waiting.answering(interrupt), waiting.listening():
+            (prepare or _prepare)(config)
         command = [sys.executable, "-m", "unisono.worker", module, str(loaded.path.absolute()), *overrides]
-        with applied(variables):
-            return _supervise(config, command, ranks)
+        return _supervise(loaded, command)
     except KeyboardInterrupt:
-        _say("stopped before the ranks were started")
-        return INTERRUPTED
+        _say("stopped before the ranks were started; what was prepared by then is kept")
+        return AGAIN
 
 
 def _prepare(config: RunConfig) -> None:
@@ -76,53 +85,91 @@ def _environment(config: RunConfig, ranks: int, machine: Machine) -> dict[str, s
     return {**environment.variables, LAUNCHER_PID: str(os.getpid())}
 
 
-def _supervise(config: RunConfig, command: Sequence[str], ranks: int) -> int:
-    """Start the ranks, again after a fault while restarts are left, and return the exit code."""
-    from unisono.launch.agent import Stopped, stop_signals
+def _supervise(loaded: Loaded, command: Sequence[str]) -> int:
+    """Start the ranks, again after a fault while there is hope, and return the exit code."""
+    from unisono.launch.agent import Requests, Stopped
 
-    was_empty = not _has_checkpoints(config)
+    config = loaded.config
+    known = _checkpoints(config)
+    requests, restarts = Requests(config.launch.grace_seconds), Restarts(config.launch.max_restarts)
+    ranks, variables = 0, {}
+    overrides: list[str] = []
     try:
-        with stop_signals():
-            for restarts in range(config.launch.max_restarts + 1):
-                # a restart goes on from what this very launch has saved, whatever checkpoint.resume told the first
-                goes_on = restarts > 0 and was_empty and _has_checkpoints(config)
-                resume = ["checkpoint.resume=auto"] if goes_on else []
-                code = _attempt(config, [*command, *resume], ranks, restarts)
+        with requests.heard():
+            while True:
+                machine = look_at_machine()
+                before, ranks = ranks, decide_ranks(config, machine, fewer=restarts.ranks_fewer)
+                if ranks != before:
+                    check_world(config, ranks, loaded.origins)
+                    variables = _environment(config, ranks, machine)
+                with applied(variables):
+                    code, overrides = _attempt(config, [*command, *overrides], ranks, restarts, requests)
                 if code is not None:
                     return code
+                overrides += _resume(config, known)
     except Stopped as stop:
         _say(f"{stop}; all ranks have ended")
-        return _STOPPED + stop.signum
+        return _STOPPED + stop.signum if stop.insisted else AGAIN
     finally:
         _show_cursor()
-    raise AssertionError("the last attempt has no exit code")
 
 
-def _has_checkpoints(config: RunConfig) -> bool:
-    """Tell whether there is a finished checkpoint in the run folder; the ranks judge whether it is sound."""
+def _checkpoints(config: RunConfig) -> dict[Path, Manifest]:
+    """Return the finished checkpoints in the run folder, the newest first; the ranks judge whether they are sound."""
     folder = Path(config.run.output_dir) / "checkpoints"
-    return any(isinstance(manifest, Manifest) for _, manifest in candidates(folder))
+    return {each: manifest for each, manifest in candidates(folder) if isinstance(manifest, Manifest)}
 
 
-def _attempt(config: RunConfig, command: Sequence[str], ranks: int, restarts: int) -> int | None:
-    """Run the ranks once, under a rendezvous of their own. None means: start again."""
+def _resume(config: RunConfig, known: dict[Path, Manifest]) -> list[str]:
+    """Return the override by which a restart goes on from what this very launch has saved.
+
+    Without it, ``checkpoint.resume: never`` would be refused, and a named folder would be gone back to.
+    """
+    if config.checkpoint.resume != "auto":
+        for folder, manifest in _checkpoints(config).items():
+            if known.get(folder) != manifest:
+                with suppress(CheckpointError):
+                    verify(folder)
+                    return [f"checkpoint.resume={folder}"]
+    return []
+
+
+def _attempt(
+    config: RunConfig, command: Sequence[str], ranks: int, restarts: Restarts, requests: Requests
+) -> tuple[int | None, list[str]]:
+    """Run the ranks once, under a rendezvous of their own. Returns the exit code; without one: overrides to go on."""
     from unisono.launch.agent import RUN_MARK, start_ranks
+    from unisono.launch.watch import Watch
 
     port = config.launch.port
     check_port(port)
     run_id = uuid.uuid4().hex
-    with tempfile.TemporaryDirectory(prefix="unisono-launch-") as folder, applied({RUN_MARK: run_id}):
-        failures = start_ranks(command, ranks, port=port, run_id=run_id, log_dir=str(Path(folder)))
+    with tempfile.TemporaryDirectory(prefix="unisono-launch-") as folder:
+        told = {RUN_MARK: run_id, PULSE_FOLDER: folder, PULSE_FLOOR: str(config.launch.hang_seconds)}
+        with applied(told):
+            failures = start_ranks(
+                command,
+                ranks,
+                port=port,
+                run_id=run_id,
+                log_dir=folder,
+                requests=requests,
+                watch=Watch(Path(folder), config.launch.hang_seconds),
+            )
+        beats = [beat for rank in range(ranks) if (beat := read_beat(page_of(Path(folder), rank))) is not None]
     if not failures:
-        return 0
+        if restarts.overrides:
+            _say(f"put {' '.join(restarts.overrides)} into the run file: with more, memory ran out")
+        return 0, []
     code = first_failure(failures).exit_code
-    budget = config.launch.max_restarts
-    if code not in FINAL and restarts < budget:
-        _tell(failures, ranks, f"starting again, restart {restarts + 1} of {budget}")
-        return None
-    reason = "a restart cannot mend this" if code in FINAL else "the run has failed"
-    _tell(failures, ranks, f"{reason} ({restarts} of {budget} restarts used)")
-    return code if code in FINAL else 1
+    if code == AGAIN or (requests.asked and -code in REQUESTS):  # the latter before a rank could listen
+        return AGAIN, []
+    if requests.asked:
+        _tell(failures, ranks, "no restart: it was asked to stop")
+        return 1, []
+    decision = restarts.decide(failures, beats)
+    _tell(failures, ranks, decision.fate)
+    return None if decision.again else decision.code, list(decision.overrides)
 
 
 def _tell(failures: Sequence[Failure], ranks: int, fate: str) -> None:

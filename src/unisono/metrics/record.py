@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import orjson
 
 from unisono.errors import OutputError
 
+VALIDATIONS = {"validation", "generation"}  # kinds of lines
 MUCH_WAITING = 0.03  # of the time of the updates
 
 
@@ -35,8 +36,10 @@ class JsonLines:
         self._file.close()
 
 
-def cut_after(file: Path, update: int) -> None:
+def cut_after(file: Path, update: int, *, validated: int | None = None) -> None:
     """Drop the lines of updates after ``update`` (they will be done again) and a torn last line; by one rename.
+
+    Lines of validations after update ``validated`` go too: that validation was cut short and will be done again.
 
     Raises OutputError for a line that no run has written.
     """
@@ -45,11 +48,13 @@ def cut_after(file: Path, update: int) -> None:
     kept = []
     for number, line in enumerate(file.read_bytes().splitlines(), 1):
         try:
-            if orjson.loads(line)["update"] <= update:
+            values = orjson.loads(line)
+            is_validation = values.get("kind") in VALIDATIONS
+            if values["update"] <= (min(update, validated) if is_validation and validated is not None else update):
                 kept.append(line + b"\n")
         except orjson.JSONDecodeError:
             break
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, AttributeError):
             raise OutputError(
                 "this is not a line of a run", where=f"{file}:{number}", hint="choose another run.output_dir"
             ) from None
@@ -94,43 +99,51 @@ class Session:
             )
 
 
+OTHER = "other"
+
+
 class Spans:
-    """Seconds by cause within an update; what no span covers is ``other``, so that the parts add up to the whole."""
+    """Seconds by cause: at every moment the time belongs to one cause, so that the parts add up to the whole.
 
-    def __init__(self) -> None:
+    ``listener`` hears each cause as it begins.
+    """
+
+    def __init__(self, listener: Callable[[str], None] = lambda cause: None) -> None:
         self.session = Session()
+        self._listener = listener
         self._seconds: dict[str, float] = {}
-        self._start = time.perf_counter()
+        self._cause = OTHER
+        self._start = self._entered = time.perf_counter()
 
-    def span(self, name: str) -> _Span:
-        """Return a context whose duration is added to ``name``."""
-        return _Span(self, name)
+    def enter(self, cause: str) -> None:
+        """From now on the time belongs to ``cause``."""
+        now = time.perf_counter()
+        self._seconds[self._cause] = self._seconds.get(self._cause, 0.0) + now - self._entered
+        self._cause, self._entered = cause, now
+        self._listener(cause)
 
-    def add(self, name: str, seconds: float) -> None:
-        """Add seconds to ``name``."""
-        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+    @contextmanager
+    def span(self, cause: str) -> Iterator[None]:
+        """Give the time inside to ``cause``, and what follows to what was before."""
+        before = self._cause
+        self.enter(cause)
+        yield
+        self.enter(before)
+
+    def so_far(self, *causes: str) -> float:
+        """Return the seconds of finished stretches of these causes since the last take."""
+        return sum(self._seconds.get(cause, 0.0) for cause in causes)
 
     def take(self) -> tuple[float, dict[str, float]]:
         """Return the seconds since the last take and their parts, and start anew."""
-        now = time.perf_counter()
-        total, parts = now - self._start, self._seconds
-        self._start, self._seconds = now, {}
-        return total, parts | {"other": max(0.0, total - sum(parts.values()))}
+        self.enter(self._cause)
+        parts = {OTHER: 0.0} | self._seconds
+        total = self._entered - self._start
+        self._start, self._seconds = self._entered, {}
+        return total, parts
 
     def take_update(self) -> tuple[float, dict[str, float]]:
         """Take, and count it as an update of the session."""
         total, parts = self.take()
         self.session.add(parts)
         return total, parts
-
-
-class _Span:
-    def __init__(self, spans: Spans, name: str) -> None:
-        self._spans = spans
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._spans.add(self._name, time.perf_counter() - self._start)

@@ -1,0 +1,96 @@
+"""What a run writes and says about its updates: metrics, events, samples, the terminal."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from statistics import median
+
+from unisono import dist
+from unisono.build import Run
+from unisono.data.loader import UpdateBatch
+from unisono.metrics.display import Display
+from unisono.metrics.record import Spans
+from unisono.optim import rate
+from unisono.outcome import UpdateResult
+from unisono.pulse import Pulse
+from unisono.runfolder import RunFolder
+from unisono.state import TrainState
+
+SLOW = 3.0  # times the median of the others
+SLOW_UPDATES = 3  # in a row
+LEAST_SECONDS = 0.01  # below, a difference is noise
+
+
+class Journal:
+    """Writes and shows a run's updates; ``spans`` says where the time goes, and tells the pulse."""
+
+    def __init__(self, run: Run, files: RunFolder, pulse: Pulse, *, first: int) -> None:
+        self._run = run
+        self._files = files
+        self._pulse = pulse
+        self._num_slow = [0] * run.world.size
+        self.spans = Spans(listener=pulse.at)
+        self.display = Display(first=first, total=run.total, every=run.config.log.every, speaks=run.world.is_first)
+
+    def update(self, batch: UpdateBatch, result: UpdateResult) -> None:
+        """Write and show a finished update."""
+        run, files = self._run, self._files
+        seconds, parts = self.spans.take_update()
+        speed = batch.num_tokens / seconds
+        lr = rate(run.config.optim, batch.number, run.total, run.peak)
+        files.line(
+            {
+                "update": batch.number,
+                "epoch": batch.epoch,
+                "loss": result.loss,
+                "num_targets": batch.num_targets,
+                "num_tokens": batch.num_tokens,
+                "lr": lr,
+                "grad_norm": result.grad_norm,
+                "stepped": result.stepped,
+                "seconds": seconds,
+                "tokens_per_second": speed,
+                "seconds_by_cause": parts,
+            }
+        )
+        files.ids(batch.number, batch.records)
+        files.left_out(batch.number, batch.left_out)
+        files.events.write(
+            {"update": batch.number, "seconds": seconds, "spans": parts, "micro_batches": len(batch.micro_batches)}
+        )
+        self.display.update(
+            batch.number, loss=result.loss, tokens_per_second=speed, rate=lr, grad_norm=result.grad_norm
+        )
+        self._pulse.finished(batch.number)
+        self._look_for_slow_ranks(batch.number, result.own_seconds)
+
+    def note(self, what: str, state: TrainState) -> None:
+        """Write how long something besides the updates took; the spans begin anew."""
+        seconds, parts = self.spans.take()
+        self._files.events.write({"kind": what, "update": state.update, "seconds": seconds, "spans": parts})
+
+    def close(self, update: int) -> None:
+        """Collective. Write where the time of this session's updates went; say how much was waiting for data.
+
+        The rank that waited most counts, since the others wait for it.
+        """
+        session = self.spans.session
+        if session.num_updates:
+            share = max(theirs for (theirs,) in dist.gather([session.data_wait_share]))
+            line = {"kind": "summary", "update": update, **asdict(session)}
+            self._files.line(line | {"data_wait_share": share})
+            self._files.events.write(line | {"data_wait_share": session.data_wait_share})
+            for sentence in session.sentences(share, self._run.config.data.prefetch):
+                self.display.say(sentence)
+        self.display.close()
+
+    def _look_for_slow_ranks(self, update: int, own_seconds: list[float]) -> None:
+        """Report, once, a rank that works three times as long as the others, update after update."""
+        for rank, seconds in enumerate(own_seconds):
+            others = median([*own_seconds[:rank], *own_seconds[rank + 1 :]] or [seconds])
+            is_slow = seconds > SLOW * others and seconds - others > LEAST_SECONDS
+            self._num_slow[rank] = self._num_slow[rank] + 1 if is_slow else 0
+            if self._num_slow[rank] == SLOW_UPDATES:
+                what = f"rank {rank} is slow: {seconds:.2f} s of work of its own in update {update}"
+                self.display.say(f"{what}, the others {others:.2f} s; all wait for it (cores, GPU clock, disk of its?)")
+                self._files.events.write({"kind": "slow", "update": update, "rank": rank, "own_seconds": own_seconds})

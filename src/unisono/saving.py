@@ -1,0 +1,111 @@
+"""When a run saves, and what: the policy between the loop and the checkpoints."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import torch
+
+from unisono.build import Run
+from unisono.checkpoint.background import Background
+from unisono.checkpoint.interval import MOST_SECONDS, seconds_between_saves
+from unisono.checkpoint.manifest import Manifest
+from unisono.checkpoint.save import check_room, save_checkpoint
+from unisono.dist import any_rank, second_group
+from unisono.errors import OutputError
+from unisono.resume import collect
+from unisono.runfolder import checkpoints_of
+from unisono.state import TrainState
+
+FIRST_SECONDS = 60.0  # after which an automatic first save comes: it tells what a save costs
+
+
+class Saver:
+    """Saves a run's checkpoints. Collective, all of it but ``is_wanted`` and ``check``."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._folder = checkpoints_of(run.config.run.output_dir)
+        self._group = second_group(run.world)
+        self._background = Background()
+        self._saved_update = 0
+        self._saved_at = time.monotonic()
+        self._interval_seconds = min(FIRST_SECONDS, MOST_SECONDS)
+        self.check_room()
+
+    def check_room(self) -> None:
+        """Refuse to start where there is no room for one more checkpoint and the final model."""
+        run = self._run
+        trained = sum(parameter.nbytes for _, parameter in run.named)
+        moments = 2 if run.config.optim.name == "adamw" else int(run.config.optim.momentum > 0)
+        handed_over = run.saved if run.config.model.lora is None else None
+        model = sum(each.nbytes for each in handed_over.parameters()) if handed_over is not None else trained
+        problem = ""
+        if run.world.is_first:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            try:
+                check_room(self._folder, trained * (1 + moments) + model, "a checkpoint with the final model")
+            except OSError as error:
+                problem = str(error.strerror)
+        if any_rank(bool(problem)):
+            raise OutputError(
+                problem or "there is no room for a checkpoint: see rank 0",
+                where=f"run.output_dir {self._folder.parent}",
+                hint="make room, or choose another disk; checkpoint.keep says how many checkpoints are kept",
+            )
+
+    def is_wanted(self) -> bool:
+        """Tell whether this rank's clock says that it is time; rank 0's is what counts (``checkpoint.every: auto``)."""
+        return time.monotonic() - self._saved_at > self._interval_seconds
+
+    def is_due(self, update: int, wanted: bool) -> bool:
+        """Tell whether to save after ``update``; ``wanted`` is rank 0's clock, as all ranks heard it."""
+        every = self._run.config.checkpoint.every
+        return wanted if every == "auto" else update % every == 0
+
+    def check(self) -> None:
+        """Raise what went wrong with the save in the background, if it is known by now."""
+        self._background.check()
+
+    def wait(self) -> None:
+        """Return when nothing is being saved."""
+        self._background.wait()
+
+    def save(self, state: TrainState, *, wait: bool) -> None:
+        """Save the run as it is after its newest update; returns after the copy, or with ``wait`` when it is on disk.
+
+        Saving what is saved already does nothing.
+        """
+        run, begin = self._run, time.monotonic()
+        if self._saved_update != state.update:
+            state.precision = run.precision.state()
+            manifest = Manifest(
+                update=state.update,
+                epoch=state.epoch,
+                world=run.world.size,
+                state=state.as_dict(),
+                settings=run.settings,
+                validation_loss=state.validation_loss if state.validated == state.update else None,
+            )
+            self._write(collect(run.named, run.optimizer), manifest)
+            self._saved_update = state.update
+        if wait:
+            self._background.wait()
+        self._saved_at = time.monotonic()
+        self._interval_seconds = seconds_between_saves(self._saved_at - begin + self._background.seconds)
+
+    def _write(self, tensors: dict[str, torch.Tensor], manifest: Manifest) -> None:
+        section = self._run.config.checkpoint
+        write = partial(
+            save_checkpoint,
+            self._folder,
+            manifest=manifest,
+            world=self._run.world,
+            keep=section.keep,
+            group=self._group,
+        )
+        if section.mode == "wait":
+            write(tensors)
+        else:
+            self._background.save(tensors, write)
