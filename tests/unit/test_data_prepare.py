@@ -332,7 +332,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(bench: Bench, monkeypatch: pyte
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(building, "write_synced", full)
+    monkeypatch.setattr(building, "write_summary", full)
     with pytest.raises(OutputError, match=r"No space left on device[\s\S]*data\.cache_dir"):
         bench.prepare(bench.file(pair("a", "b")))
     assert bench.stores() == []

@@ -23,7 +23,7 @@ from unisono.data.progress import Progress
 from unisono.data.records import Shape, recognise
 from unisono.data.source.raw import Raw, parse
 from unisono.data.source.read import read_records
-from unisono.data.store import Mark, StoreWriter
+from unisono.data.store import Mark, StoreWriter, write_summary
 from unisono.durable import open_at, sync, write_synced
 from unisono.errors import DataError
 
@@ -270,6 +270,6 @@ def _summarise(folder: Path, key: str, hashes: list[str], names: list[str], tall
         "ignored": sorted(tally.ignored)[:NUM_NAMED],
         "stores": names,
     }
-    write_synced(folder / "prepared.json", orjson.dumps(summary))
+    write_summary(folder, summary)
     (folder / _PROGRESS_FILE).unlink(missing_ok=True)
     sync(folder)

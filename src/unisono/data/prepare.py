@@ -33,7 +33,7 @@ from unisono.data.build import build
 from unisono.data.digests import Digests
 from unisono.data.job import Counts, Job, LeftOut
 from unisono.data.source.files import expand
-from unisono.data.store import STORE_VERSION, Joined, Store, TokenStore, open_store
+from unisono.data.store import STORE_VERSION, Joined, Store, TokenStore, open_store, read_summary
 from unisono.data.stream import StreamPlan, plan
 from unisono.durable import sync
 from unisono.errors import DataError, ModelError, OutputError, UnisonoError
@@ -251,7 +251,7 @@ class _Cache:
                 hint="data.cache_dir must be a folder with free space that can be written",
             ) from error
         folder = self._stores / key
-        return folder, cast(dict[str, Any], orjson.loads((folder / "prepared.json").read_bytes()))
+        return folder, read_summary(folder)
 
     def _find(self, job: Job, settings: list[object]) -> str | None:
         """Return the key of a finished store; None when a file's content is not known or nothing is there for it."""

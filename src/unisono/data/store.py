@@ -1,12 +1,15 @@
 """Tokens on disk: written once, then memory-mapped and never changed.
 
 A store is a folder: ``tokens.bin`` (int32, all samples one after the other), ``targets.bin`` (one byte per token,
-1 = predicted), ``index.bin`` (int64 ``[samples, 4]``: first token, tokens, targets, record number) and ``store.json``
-(written last: version, key, sizes). All of it is mapped, so that opening costs the same for ten samples and a billion.
+1 = predicted), ``index.bin`` (int64 ``[samples, 5]``: first token, tokens, targets, record number, CRC-32 of the ids
+and targets) and ``store.json`` (written last: version, key, sizes, SHA-256 of the index). All of it is mapped: opening
+reads the index alone, and each sample is compared with its sum when it is read: nothing damaged is ever trained.
 """
 
 from __future__ import annotations
 
+import hashlib
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +23,12 @@ import orjson
 from unisono.durable import open_at, sync, write_synced
 from unisono.errors import DataError
 
-STORE_VERSION = 2
+STORE_VERSION = 3
 Ints = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
-_START, _LENGTH, _TARGETS, _RECORD = range(4)
-_BYTES_PER_SAMPLE = 4 * 8
+_START, _LENGTH, _TARGETS, _RECORD, _SUM = _COLUMNS = range(5)
+_BYTES_PER_SAMPLE = len(_COLUMNS) * 8
 _PIECE_SAMPLES, _PIECE_TOKENS = 1 << 14, 1 << 20
 
 
@@ -87,6 +90,7 @@ class Store:
     num_targets: Ints = field(repr=False)
     record: Ints = field(repr=False)
     _starts: Ints = field(repr=False)
+    _sums: Ints = field(repr=False)
     _ids: Ids = field(repr=False)
     _is_target: Flags = field(repr=False)
 
@@ -95,10 +99,13 @@ class Store:
         return len(self.lengths)
 
     def sample(self, index: int) -> tuple[Ids, Flags]:
-        """Return the ids and the targets of a sample; see ``TokenStore``."""
+        """Return the ids and the targets of a sample; see ``TokenStore``. DataError when they are damaged."""
         start = int(self._starts[index])
         stop = start + int(self.lengths[index])
-        return self._ids[start:stop], self._is_target[start:stop]
+        ids, is_target = self._ids[start:stop], self._is_target[start:stop]
+        if _sum_of(ids, is_target) != self._sums[index]:
+            raise _damaged(self.folder, f"sample {index} is not what was written")
+        return ids, is_target
 
     def pieces(self) -> Iterator[Piece]:
         """Yield all samples in their order, some megabytes at a time (one sample may be more); nothing is copied."""
@@ -115,31 +122,75 @@ class Store:
 
 def open_store(folder: Path) -> Store:
     """Map a store into memory; DataError when it is damaged."""
-    head = orjson.loads((folder / "store.json").read_bytes())
-    num_samples, num_tokens = int(head["num_samples"]), int(head["num_tokens"])
-    sizes = {"tokens.bin": 4 * num_tokens, "targets.bin": num_tokens, "index.bin": _BYTES_PER_SAMPLE * num_samples}
-    for name, expected in sizes.items():
-        found = (folder / name).stat().st_size
-        if found != expected:
-            raise DataError(
-                f"the prepared data is damaged: {name} has {found:,} bytes instead of {expected:,}",
-                where=str(folder),
-                hint="remove the folder; it is made anew at the next start",
-            )
-    index = _mapped(folder / "index.bin", np.int64, 4 * num_samples).reshape(-1, 4)
-    return Store(
-        folder=folder,
-        key=str(head["key"]),
-        num_records=int(head["num_records"]),
-        num_tokens=num_tokens,
-        longest=int(head["longest"]),
-        lengths=index[:, _LENGTH],
-        num_targets=index[:, _TARGETS],
-        record=index[:, _RECORD],
-        _starts=index[:, _START],
-        _ids=_mapped(folder / "tokens.bin", np.int32, num_tokens),
-        _is_target=_mapped(folder / "targets.bin", np.bool_, num_tokens),
-    )
+    try:
+        head = orjson.loads((folder / "store.json").read_bytes())
+        num_samples, num_tokens = int(head["num_samples"]), int(head["num_tokens"])
+        sizes = {"tokens.bin": 4 * num_tokens, "targets.bin": num_tokens, "index.bin": _BYTES_PER_SAMPLE * num_samples}
+        for name, expected in sizes.items():
+            found = (folder / name).stat().st_size
+            if found != expected:
+                raise _damaged(folder, f"{name} has {found:,} bytes instead of {expected:,}")
+        index = _mapped(folder / "index.bin", np.int64, len(_COLUMNS) * num_samples).reshape(-1, len(_COLUMNS))
+        if _hash_file(folder / "index.bin") != head["index_sha256"]:
+            raise _damaged(folder, "index.bin is not what was written")
+        return Store(
+            folder=folder,
+            key=str(head["key"]),
+            num_records=int(head["num_records"]),
+            num_tokens=num_tokens,
+            longest=int(head["longest"]),
+            lengths=index[:, _LENGTH],
+            num_targets=index[:, _TARGETS],
+            record=index[:, _RECORD],
+            _starts=index[:, _START],
+            _sums=index[:, _SUM],
+            _ids=_mapped(folder / "tokens.bin", np.int32, num_tokens),
+            _is_target=_mapped(folder / "targets.bin", np.bool_, num_tokens),
+        )
+    except FileNotFoundError as error:
+        raise _damaged(folder, f"{Path(error.filename).name} is missing") from error
+    except (orjson.JSONDecodeError, KeyError, ValueError, TypeError) as error:
+        raise _damaged(folder, f"store.json is not what was written ({error})") from error
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Read what ``build`` has written down about the stores in ``folder``; DataError when it is damaged."""
+    try:
+        summary = orjson.loads((folder / "prepared.json").read_bytes())
+        sum_then = summary.pop("sum")
+        if sum_then != _sum_of(orjson.dumps(summary)):
+            raise ValueError("its sum is another one")
+    except FileNotFoundError as error:
+        raise _damaged(folder, "prepared.json is missing") from error
+    except (orjson.JSONDecodeError, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise _damaged(folder, f"prepared.json is not what was written ({error})") from error
+    return dict(summary)
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """Write down what ``read_summary`` returns, so that damage is noticed."""
+    write_synced(folder / "prepared.json", orjson.dumps(summary | {"sum": _sum_of(orjson.dumps(summary))}))
+
+
+def _damaged(folder: Path, how: str) -> DataError:
+    hint = "remove the folder; it is made anew at the next start"
+    return DataError(f"the prepared data is damaged: {how}", where=str(folder), hint=hint)
+
+
+def _sum_of(*parts: Any) -> int:
+    """Return the CRC-32 of some buffers, one after the other."""
+    total = 0
+    for part in parts:
+        total = zlib.crc32(part, total)
+    return total
+
+
+def _hash_file(file: Path) -> str:
+    with file.open("rb") as data:
+        digest = hashlib.sha256()
+        for block in iter(lambda: data.read(1 << 20), b""):
+            digest.update(block)
+        return digest.hexdigest()
 
 
 def _mapped(file: Path, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
@@ -251,10 +302,14 @@ class StoreWriter:
         lengths = piece.index[:, 0]
         if len(lengths) == 0:
             return
-        starts = self._at.num_tokens + np.cumsum(lengths) - lengths
-        self._files["tokens.bin"].write(np.ascontiguousarray(piece.ids, "<i4").data)
-        self._files["targets.bin"].write(np.ascontiguousarray(piece.is_target, np.bool_).data)
-        self._files["index.bin"].write(np.column_stack([starts, piece.index]).astype("<i8").tobytes())
+        ends = np.cumsum(lengths)
+        ids, is_target = np.ascontiguousarray(piece.ids, "<i4"), np.ascontiguousarray(piece.is_target, np.bool_)
+        places = zip((ends - lengths).tolist(), ends.tolist())
+        sums = [_sum_of(ids[begin:end], is_target[begin:end]) for begin, end in places]
+        index = np.column_stack([self._at.num_tokens + ends - lengths, piece.index, sums])
+        self._files["tokens.bin"].write(ids.data)
+        self._files["targets.bin"].write(is_target.data)
+        self._files["index.bin"].write(index.astype("<i8").tobytes())
         self._at = Mark(
             self._at.num_samples + len(lengths),
             self._at.num_tokens + int(lengths.sum()),
@@ -278,6 +333,7 @@ class StoreWriter:
             "num_tokens": at.num_tokens,
             "num_records": num_records,
             "longest": at.longest,
+            "index_sha256": _hash_file(self.folder / "index.bin"),
         }
         write_synced(self.folder / "store.json", orjson.dumps(head))
         sync(self.folder)
