@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from unisono.checkpoint.manifest import Manifest, compare_settings, newest_sound, read, seal, verify
+from unisono.checkpoint.manifest import Manifest, compare_settings, newest_sound, read, seal, sum_of, verify
 from unisono.checkpoint.save import purge, remove_leftovers
 from unisono.errors import CheckpointError
 
@@ -80,15 +80,23 @@ DAMAGE = {
     "manifest without files": (lambda folder: strip(folder, "files"), "its manifest cannot be read"),
     "manifest without state": (lambda folder: strip(folder, "state"), "its manifest cannot be read"),
     "manifest of nothing": (lambda folder: strip(folder, "files", {}), "its manifest names no files"),
-    "manifest of the future": (lambda folder: strip(folder, "format", 9), "not of format 1"),
+    "manifest with another number": (
+        lambda folder: (folder / "manifest.json").write_bytes(
+            (folder / "manifest.json").read_bytes().replace(b'"update": 3', b'"update": 2')
+        ),
+        "its manifest is damaged",
+    ),
+    "manifest of the future": (lambda folder: strip(folder, "format", 9), "not of format 2"),
 }
 
 
 def strip(folder: Path, key: str, instead: object = None) -> None:
+    """Write another manifest, with a right sum of itself."""
     file = folder / "manifest.json"
     values = orjson.loads(file.read_bytes())
-    values.pop(key)
-    file.write_bytes(orjson.dumps(values if instead is None else values | {key: instead}))
+    del values[key], values["sha256"]
+    values |= {} if instead is None else {key: instead}
+    file.write_bytes(orjson.dumps(values | {"sha256": sum_of(values)}))
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

@@ -11,7 +11,7 @@ import orjson
 import pytest
 import torch
 
-from unisono.checkpoint.manifest import newest_sound
+from unisono.checkpoint.manifest import FORMAT, newest_sound, sum_of
 from unisono.config.schema import DataSection, ModelSection, StrategySection
 from unisono.data.prepare import prepare
 from unisono.errors import ConfigError, DataError, ModelError, OutputError
@@ -81,9 +81,10 @@ def test_weights_in_bf16_are_computed_in_bf16(tiny: Path) -> None:
     "strange", [{"update": "3"}, {"files": {"x": {"bytes": 1}}}, {"files": {"x": []}}, {"files": [1]}]
 )
 def test_a_strange_manifest_is_passed_over(strange: dict[str, object], tmp_path: Path) -> None:
-    values = {"format": 1, "update": 3, "epoch": 0, "world": 1, "state": {}, "settings": {}, "files": {"x": {}}}
+    values = {"format": FORMAT, "update": 3, "epoch": 0, "world": 1, "state": {}, "settings": {}, "files": {"x": {}}}
+    values |= strange
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/manifest.json").write_bytes(orjson.dumps(values | strange))
+    (tmp_path / "mine/manifest.json").write_bytes(orjson.dumps(values | {"sha256": sum_of(values)}))
     found, passed_over = newest_sound(tmp_path)
     assert found is None
     assert len(passed_over) == 1 and "ignored mine: its manifest" in passed_over[0]

@@ -16,7 +16,7 @@ import orjson
 from unisono.durable import sync, write_synced
 from unisono.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2  # 2: the manifest has a sum of itself
 NAME = "manifest.json"
 
 
@@ -54,9 +54,15 @@ def seal(folder: Path, manifest: Manifest) -> Manifest:
         if file.is_file() and file.name != NAME
     }
     sealed = Manifest(**{**manifest.__dict__, "files": files})
-    write_synced(folder / NAME, orjson.dumps({"format": FORMAT, **sealed.__dict__}, option=orjson.OPT_INDENT_2))
+    values = {"format": FORMAT, **sealed.__dict__}
+    write_synced(folder / NAME, orjson.dumps(values | {"sha256": sum_of(values)}, option=orjson.OPT_INDENT_2))
     sync(folder)
     return sealed
+
+
+def sum_of(values: dict[str, Any]) -> str:
+    """Return the SHA-256 of what a manifest says, which it carries itself."""
+    return hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def read(folder: Path) -> Manifest:
@@ -66,8 +72,11 @@ def read(folder: Path) -> Manifest:
         raise CheckpointError("it has no manifest: the save was cut short", where=str(folder))
     try:
         values = orjson.loads(file.read_bytes())
-        if values.pop("format") != FORMAT:
+        if values["format"] != FORMAT:
             raise CheckpointError(f"its manifest is not of format {FORMAT}", where=str(file))
+        if values.pop("sha256") != sum_of(values):
+            raise CheckpointError("its manifest is damaged: its hash is not its own", where=str(file))
+        del values["format"]
         if not values["files"]:
             raise CheckpointError("its manifest names no files", where=str(file))
         manifest = Manifest(**values)
