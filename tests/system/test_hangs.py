@@ -58,6 +58,7 @@ def test_a_hang_is_named(
         assert "in hang" in stacks.partition("\nstacks of rank 1")[2], "the culprit's is the last on the screen"
 
 
+@pytest.mark.faults
 def test_a_run_goes_on_after_a_hang(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = make_run(
         tmp_path,

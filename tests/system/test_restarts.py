@@ -37,6 +37,7 @@ def test_a_killed_rank_costs_nothing_but_time(tiny: Path, tmp_path: Path, monkey
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.faults
 def test_a_poisonous_batch_is_named_and_can_be_left_out(
     tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +72,7 @@ def test_too_little_memory_halves_the_micro_batch_and_changes_nothing(
     assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in whole], rel=0, abs=1e-5)
 
 
+@pytest.mark.faults
 def test_rewinding(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Updates 4 and 5 are bad: the weights are those of checkpoint 2 again, and updates 3 to 5 are left out."""
     asked = {"on_nonfinite": "rewind", "max_nonfinite": 2}

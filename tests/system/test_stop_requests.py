@@ -158,6 +158,7 @@ def test_b65_in_any_phase(phase: str, tiny: Path, whole: Path, tmp_path: Path, s
     assert_same_weights(run, whole)
 
 
+@pytest.mark.faults
 def test_b65_told_twice_it_leaves_at_once(tiny: Path, tmp_path: Path, start: Start) -> None:
     file, run = make_slow_run(tmp_path, tiny), tmp_path / "run"
     launcher = start(file, "very_slow@all", "checkpoint.every=1")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from unisono.stopping import AGAIN
+
 MAINS = """
 import signal, sys, threading
 from unisono.errors import ConfigError
@@ -59,7 +61,7 @@ def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Compl
         (("thread",), 0, ""),  # a thread that never ends does not hold the process
         (("exit", "0"), 0, ""),
         (("exit", "7"), 7, ""),
-        (("interrupt",), 130, ""),
+        (("interrupt",), AGAIN, ""),
         (("words",), 1, "error: some words"),
         (("fail",), 1, "ValueError: bad weights"),
         (("refuse",), 2, "error: run.yaml:3: no such key\n  hint: mend it"),
