@@ -1,8 +1,8 @@
 """Files behind a URL, by fsspec: s3://, gs://, http(s)://, hf://.
 
 Credentials come from where the libraries look for them themselves (environment, their configuration files), retries
-are fsspec's own. Whatever goes wrong is a DataError with the URL. https and s3 are tested against real servers on the
-same machine; **gs:// and hf:// take the same way but are not tested**.
+are fsspec's own. Whatever goes wrong is a TransferError with the URL. https and s3 are tested against real servers on
+the same machine; **gs:// and hf:// take the same way but are not tested**.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 
 from unisono.data.source.libraries import load_library
 from unisono.data.source.names import scheme
-from unisono.errors import DataError
+from unisono.errors import DataError, TransferError
 
 _BLOCK_BYTES = 16 * 2**20
 _CONNECT_SECONDS = 30
@@ -58,12 +58,12 @@ def file_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def told(url: str) -> Iterator[None]:
-    """Turn what the libraries raise into a DataError with the URL."""
+    """Turn what the libraries raise into a TransferError with the URL."""
     try:
         yield
     except _library_errors() as error:
         message, hint = _explain(error, scheme(url))
-        raise DataError(message, where=url, hint=hint) from error
+        raise TransferError(message, where=url, hint=hint) from error
 
 
 def read_info(url: str) -> dict[str, Any]:
