@@ -173,3 +173,16 @@ def test_an_answer_of_unknown_size_is_read(web: str) -> None:
     (file,) = expand([f"{web}/dynamic.jsonl"])
     assert file.num_bytes is None and file.stamp() is None
     assert len(list(read_records(file))) == 300
+
+
+def test_a_remote_file_that_changes_has_another_version_and_sketch(bucket: str) -> None:
+    import boto3
+
+    client = boto3.client("s3")
+    client.put_object(Bucket="data", Key="in/d.jsonl", Body=b"{}\n")
+    (file,) = expand([f"{bucket}/d.jsonl"])
+    assert file.first_version() == file.version() is not None
+    client.put_object(Bucket="data", Key="in/d.jsonl", Body=b"[]\n")
+    (again,) = expand([f"{bucket}/d.jsonl"])
+    assert file.first_version() != file.version() and file.sketch() != again.sketch()
+    client.delete_object(Bucket="data", Key="in/d.jsonl")

@@ -175,15 +175,15 @@ def prepare(
 
 
 def _plan_stream(data: DataSection, tokenizer_dir: Path, max_length: int, *, trust_remote_code: bool) -> StreamPlan:
-    """Look at the files of a stream; its key is of their names and sizes, since nobody has read them."""
+    """Look at the files of a stream; its key is of their names and sketches, since nobody has read them."""
     sources = [(name, expand(files)) for name, files in sources_of(data).items()]
     every = tuple(file for _, files in sources for file in files)
     job = replace(
         make_job(data, [], tokenizer_dir, max_length, validation_share=0.0, trust_remote_code=trust_remote_code),
         files=every,
     )
-    sizes = [[Path(file.name).name, file.num_bytes] for file in every]
-    return plan(sources, job, _key("stream", settings_of(job), sizes, data.shuffle_window))
+    contents = [[Path(file.name).name, file.num_bytes, file.sketch()] for file in every]
+    return plan(sources, job, _key("stream", settings_of(job), contents, data.shuffle_window))
 
 
 def make_job(
