@@ -134,6 +134,10 @@ def _explain(error: BaseException, kind: str) -> tuple[str, str | None]:
         return f"the server gives no permission: {text}", _HINTS.get(kind, "check that the address needs no login")
     if "redential" in text:
         return f"there are no credentials for it: {text}", _HINTS.get(kind)
+    if isinstance(status, int) and status >= 400 and vars(cause).get("message"):
+        return f"the server answers {status}: {vars(cause)['message']}", _HINTS.get(kind, "try again later")
+    if any(parent.__name__ == "ClientPayloadError" for parent in type(cause).__mro__):
+        return "the server closed the connection early", "start again"
     if isinstance(cause, TimeoutError):
         return "the server does not answer", "check the address and the network"
     return f"cannot be read: {text or type(cause).__name__}", _HINTS.get(kind, "check the address and the network")
