@@ -17,7 +17,7 @@ from unisono.data.prepare import prepare as prepare_data
 from unisono.data.spread import CostModel
 from unisono.data.store import TokenStore
 from unisono.data.stream import Stream, StreamedUpdates, StreamPlan
-from unisono.dist import World
+from unisono.dist import World, gather_texts
 from unisono.errors import DataError
 from unisono.loss import TrainingModel
 from unisono.model.facts import Facts, read_facts, sample_tokens
@@ -31,6 +31,7 @@ from unisono.strategy import Strategy
 from unisono.strategy import choose as choose_strategy
 
 CPU_MICRO_TOKENS, GPU_MICRO_TOKENS = 2048, 8192
+NUM_RANKS_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class Run:
 
 def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
     """Collective. Load the model, wrap it, and lay out the order of the whole run."""
+    check_same_data(inputs.data.train.key)
     strategy = choose_strategy(config.strategy, world.size)
     saved, training, model = load_and_shard(
         config.model,
@@ -141,6 +143,19 @@ def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
         total=config.length.updates or (order.num_updates(config.length.epochs or 1) if order else 0),
         peak=peak_rate(config.optim, config.batch.global_size),
     )
+
+
+def check_same_data(key: str) -> None:
+    """Collective. DataError, on all ranks, when some have other data than rank 0: they would not share one update."""
+    keys = gather_texts(key)
+    others = [rank for rank, theirs in enumerate(keys) if theirs != keys[0]]
+    if others:
+        named = ", ".join(map(str, others[:NUM_RANKS_NAMED])) + (" ..." if len(others) > NUM_RANKS_NAMED else "")
+        raise DataError(
+            f"{len(others)} of {len(keys)} ranks have other data than rank 0: rank {named}",
+            where="data.train",
+            hint="every machine needs the same files, tokenizer and versions of the libraries",
+        )
 
 
 def load_and_shard(

@@ -4,6 +4,7 @@
     ├── UserError                   exit code 2: something the person can change
     │   ├── ConfigError             the run file or an override
     │   ├── DataError               a data file or a record in it
+    │   │   └── TransferError       a server that does not give a file, or not all of it
     │   ├── ModelError              a model, tokenizer or template that cannot be used as asked
     │   ├── OutputError             the run folder cannot be written, or holds another run
     │   └── LaunchError             ports, ranks, devices
@@ -64,6 +65,10 @@ class ConfigError(UserError):
 
 class DataError(UserError):
     """A data file or a record in it cannot be used."""
+
+
+class TransferError(DataError):
+    """A server did not give a file, or not all of it. Another start may get it, and goes on from what was done."""
 
 
 class ModelError(UserError):

@@ -68,6 +68,7 @@ def test_errors_come_in_the_order_of_the_file(tmp_path: Path, tiny: Path, small_
 def _prepare_for_ever(folder: Path, tokenizer: Path) -> None:
     building.SMALL_BYTES = 0
     building._BLOCK_RECORDS = 1
+    building.MARK_SECONDS = -1.0
     original = building._num_hopeless
 
     def slow(*args: object) -> int:
@@ -97,6 +98,21 @@ def _start(folder: Path, tokenizer: Path) -> tuple[multiprocessing.process.BaseP
     raise AssertionError("the workers did not start")
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel shows no masks")
+def test_ctrl_c_reaches_none_of_the_processes(tmp_path: Path, tiny: Path) -> None:
+    main, family = _start(tmp_path, tiny)
+    blocked = [_has_mask(process.pid, "SigBlk") or _has_mask(process.pid, "SigIgn") for process in family]
+    server = [process.pid for process in family if any(other.ppid() == process.pid for other in family)]
+    assert all(blocked) and all(_has_mask(pid, "SigBlk") for pid in server), "it ignores it only once it has loaded"
+    os.kill(main.pid or 0, signal.SIGKILL)
+    main.join(10)
+
+
+def _has_mask(pid: int, name: str) -> bool:
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(name)]
+    return bool(int(line.split()[1], 16) >> (signal.SIGINT - 1) & 1)
+
+
 def test_workers_end_when_their_main_is_killed(tmp_path: Path, tiny: Path) -> None:
     main, family = _start(tmp_path, tiny)
     os.kill(main.pid or 0, signal.SIGKILL)
@@ -112,6 +128,7 @@ def test_a_killed_worker_is_named(tmp_path: Path, tiny: Path) -> None:
     main.join(30)
     assert main.exitcode == 0
     text = (tmp_path / "error").read_text(encoding="utf-8")
-    assert "a process that prepares data was killed" in text and "start again" in text
+    assert "a process that prepares data was killed" in text and "what was prepared is kept, start again" in text
+    assert list(tmp_path.glob("cache/stores/*.part/progress.json")), "it says that it is kept"
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -173,3 +174,53 @@ def test_sources_of_two_shapes_in_one_stream(tmp_path: Path, plain: Path) -> Non
     with pytest.raises(DataError, match=r"data\.mode=store"):
         prepared.store  # noqa: B018 - asking is the test
     assert np.array(batch.records).tolist() != ids(5, 4)
+
+
+def grow(path: Path) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"text": "more"}) + "\n")
+
+
+def cut(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+
+
+def edit(path: Path) -> None:
+    path.write_text(path.read_text().replace("0-1", "9-9"))
+
+
+@pytest.mark.parametrize("change", [grow, cut, edit])
+@pytest.mark.parametrize("num_before", [1, 5], ids=["within a file", "between epochs"])
+def test_a_file_that_changes_while_it_is_streamed_is_refused(
+    change: Callable[[Path], None], num_before: int, tmp_path: Path, plain: Path
+) -> None:
+    (path,) = write(tmp_path, 20)
+    build = updates(plan_of([path], plain), size=4)
+    for number in range(1, num_before + 1):
+        build(number)
+    change(Path(path))
+    with pytest.raises(DataError, match=r"0\.jsonl: the file was changed while the run streams it"):
+        list(map(build, range(num_before + 1, 20)))
+
+
+@pytest.mark.parametrize("change", [grow, cut, edit])
+def test_a_stream_is_not_gone_on_with_after_a_change(
+    change: Callable[[Path], None], tmp_path: Path, plain: Path
+) -> None:
+    (path,) = write(tmp_path, 20)
+    before = plan_of([path], plain).key
+    change(Path(path))
+    assert plan_of([path], plain).key != before
+
+
+def test_a_copy_on_another_machine_is_the_same_stream(tmp_path: Path, plain: Path) -> None:
+    (path,) = write(tmp_path, 20)
+    plan = plan_of([path], plain)
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "0.jsonl").write_bytes(Path(path).read_bytes())
+    os.utime(there / "0.jsonl", (1, 1))
+    assert plan_of([str(there / "0.jsonl")], plain).key == plan.key
+    os.link(path, tmp_path / "backup.jsonl")
+    Path(path).chmod(0o600)
+    assert len(updates(plan, size=20)(1).records) == 20, "a link and other rights change no record"

@@ -191,3 +191,32 @@ def test_other_hub_ids_are_refused(name: str) -> None:
 def test_names_of_columns_and_values_survive(folder: Path) -> None:
     (folder / "x.json").write_text(json.dumps([{"a b": "\u2028"}]))
     assert [parse(raw).value for raw in read_records(expand(["x.json"])[0])] == [{"a b": "\u2028"}]
+
+
+@pytest.mark.parametrize("at", [0, 300_000, 599_999])
+def test_a_sketch_is_of_the_whole_file(at: int, folder: Path) -> None:
+    path = folder / "big.jsonl"
+    path.write_bytes(bytes(600_000))
+    (file,) = expand(["big.jsonl"])
+    before = file.sketch()
+    assert before == file.sketch()
+    content = bytearray(600_000)
+    content[at : at + 8000] = b"x" * min(8000, 600_000 - at)
+    path.write_bytes(content)
+    assert file.sketch() != before
+
+
+@pytest.mark.parametrize("size", [1, 4096, 100_000, 262_143])
+def test_every_byte_of_a_small_file_is_in_its_sketch(size: int, folder: Path) -> None:
+    path = folder / "small.jsonl"
+    path.write_bytes(bytes(size))
+    (file,) = expand(["small.jsonl"])
+    seen = {file.sketch()}
+    for at in {0, size // 3, size // 2, size - 1}:
+        content = bytearray(size)
+        content[at] = 1
+        path.write_bytes(content)
+        seen.add(file.sketch())
+    path.write_bytes(bytes(size + 1))
+    seen.add(file.sketch())
+    assert len(seen) == 2 + len({0, size // 3, size // 2, size - 1})

@@ -22,7 +22,7 @@ from support.forms import shard
 from unisono.data.source.files import expand
 from unisono.data.source.raw import parse
 from unisono.data.source.read import read_records
-from unisono.errors import DataError
+from unisono.errors import DataError, TransferError
 
 RECORDS: list[dict[str, object]] = [{"text": f"{i} " + "x" * i} for i in range(300)]
 LINES = b"".join(json.dumps(record).encode() + b"\n" for record in RECORDS)
@@ -165,7 +165,7 @@ def test_a_refused_connection_is_told() -> None:
 @pytest.mark.parametrize("name", ["short.jsonl", "short.json"])
 def test_a_short_answer_is_no_short_file(web: str, name: str) -> None:
     (file,) = expand([f"{web}/{name}"])
-    with pytest.raises(DataError, match=rf"{web}/{name}: "):
+    with pytest.raises(TransferError, match=rf"{web}/{name}: the server (closed the connection early|said that)"):
         list(read_records(file))
 
 
@@ -173,3 +173,16 @@ def test_an_answer_of_unknown_size_is_read(web: str) -> None:
     (file,) = expand([f"{web}/dynamic.jsonl"])
     assert file.num_bytes is None and file.stamp() is None
     assert len(list(read_records(file))) == 300
+
+
+def test_a_remote_file_that_changes_has_another_version_and_sketch(bucket: str) -> None:
+    import boto3
+
+    client = boto3.client("s3")
+    client.put_object(Bucket="data", Key="in/d.jsonl", Body=b"{}\n")
+    (file,) = expand([f"{bucket}/d.jsonl"])
+    assert file.first_version() == file.version() is not None
+    client.put_object(Bucket="data", Key="in/d.jsonl", Body=b"[]\n")
+    (again,) = expand([f"{bucket}/d.jsonl"])
+    assert file.first_version() != file.version() and file.sketch() != again.sketch()
+    client.delete_object(Bucket="data", Key="in/d.jsonl")

@@ -63,6 +63,7 @@ def build(
     folder: Path,
     key_of: Callable[[list[str]], str],
     *,
+    stamps: list[str | None],
     num_workers: int,
     preload: bool,
     progress: Callable[[str], None],
@@ -70,17 +71,17 @@ def build(
     """Write the stores ``train`` and (with a share) ``validation``, ``left_out.jsonl`` and ``prepared.json``.
 
     ``key_of`` makes the key from the files' hashes, which are known once they have been read; returns both. Goes on
-    with what an earlier call had marked in ``folder``. DataError when a record cannot be used and ``on_error`` is
-    stop, when more than ``max_skipped`` are skipped, when one is too long and ``overlong`` is error, when nothing is
-    left.
+    with what an earlier call had marked in ``folder``, of the files as they were under ``stamps``. DataError when a
+    record cannot be used and ``on_error`` is stop, when more than ``max_skipped`` are skipped, when one is too long and
+    ``overlong`` is error, when nothing is left, when a file is not as it was.
     """
     names = ["train", "validation"] if job.validation_share else ["train"]
-    tally = _restore(folder, len(names))
+    tally = _restore(folder, names)
     if tally.counts.records:
         progress(f"preparing data: going on after the {tally.counts.records:,} records that were done before")
     sizes = [file.num_bytes for file in job.files]
     is_small = None not in sizes and sum(size or 0 for size in sizes) < SMALL_BYTES
-    reading = _Reading(job, tally, Progress(sizes, progress), folder)
+    reading = _Reading(job, stamps, tally, Progress(sizes, progress), folder)
     with ExitStack() as stack:
         writers = [stack.enter_context(StoreWriter(folder / name, at)) for name, at in zip(names, tally.marks)]
         left_out = stack.enter_context(open_at(folder / "left_out.jsonl", tally.left_out_bytes))
@@ -116,8 +117,9 @@ def build(
 class _Reading:
     """Reads the files of a job as blocks; knows their hashes once all are read."""
 
-    def __init__(self, job: Job, tally: _Tally, bar: Progress, scratch: Path) -> None:
+    def __init__(self, job: Job, stamps: list[str | None], tally: _Tally, bar: Progress, scratch: Path) -> None:
         self._job = job
+        self._stamps = stamps
         self._tally = tally
         self._bar = bar
         self._scratch = scratch
@@ -129,7 +131,6 @@ class _Reading:
         skipped = self._tally.counts.records
         number, num_bytes, entries = 0, 0, list[tuple[int, Raw]]()
         for index, file in enumerate(self._job.files):
-            stamp = file.stamp()
             digest = hashlib.sha256()
             for raw in read_records(file, digest, scratch=self._scratch):
                 number += 1
@@ -143,7 +144,7 @@ class _Reading:
                 if len(entries) >= _BLOCK_RECORDS or num_bytes >= _BLOCK_BYTES:
                     yield Block(number - len(entries), self._tally.shape, entries)
                     num_bytes, entries = 0, []
-            if file.stamp() != stamp:
+            if file.stamp() != self._stamps[index]:
                 raise DataError("the file was changed while it was read", where=file.name, hint="start again")
             self.hashes.append(digest.hexdigest())
         if entries:
@@ -240,11 +241,11 @@ def _mark(folder: Path, tally: _Tally, writers: list[StoreWriter]) -> None:
     sync(folder)
 
 
-def _restore(folder: Path, num_stores: int) -> _Tally:
-    """Return what an earlier call has marked; without a mark that can be read the folder is emptied."""
+def _restore(folder: Path, names: list[str]) -> _Tally:
+    """Return what an earlier call has marked; without a mark, or the files that it speaks of, the folder is emptied."""
     try:
         state = orjson.loads((folder / _PROGRESS_FILE).read_bytes())
-        return _Tally(
+        tally = _Tally(
             shape=state["shape"],
             counts=Counts(**state["counts"]),
             named=[LeftOut(**item) for item in state["named"]],
@@ -252,10 +253,14 @@ def _restore(folder: Path, num_stores: int) -> _Tally:
             marks=[Mark(**mark) for mark in state["marks"]],
             left_out_bytes=state["left_out_bytes"],
         )
-    except (FileNotFoundError, NotADirectoryError, orjson.JSONDecodeError, KeyError, TypeError):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        return _Tally(marks=[Mark()] * num_stores)
+        is_whole = (folder / "left_out.jsonl").stat().st_size >= tally.left_out_bytes
+        if is_whole and all(mark.is_within(folder / name) for mark, name in zip(tally.marks, names, strict=True)):
+            return tally
+    except (FileNotFoundError, NotADirectoryError, orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return _Tally(marks=[Mark()] * len(names))
 
 
 def _summarise(folder: Path, key: str, hashes: list[str], names: list[str], tally: _Tally) -> None:

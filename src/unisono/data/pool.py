@@ -1,7 +1,8 @@
 """Encode blocks on all cores, in order, with a bounded number of them under way.
 
 Small work stays in this process. The processes are forked from a server that has loaded the tokenizer's library once,
-and they are sent the tokenizer, so that none of them loads torch. They end with this process, whatever ends it.
+and they are sent the tokenizer, so that none of them loads torch. They end with this process, whatever ends it. Ctrl-C
+is this process's alone: it waits while processes are started or ended, so that it leaves none of them half done.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,39 @@ def encoding(job: Job, num_workers: int, *, preload: bool) -> Iterator[Encode]:
     sent = None if job.trust_remote_code else tokenizer  # code that came with a model is found by its folder only
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(_PRELOADED)
-    with _preloaded(find_allocator() if preload and sys.platform == "linux" else None):
+    library = find_allocator() if preload and sys.platform == "linux" else None
+    resource_tracker.ensure_running()  # first, since its start ends the waiting of signals
+    with _undisturbed(), _preloaded(library):
         forkserver.ensure_running()
     pool = ProcessPoolExecutor(num_workers, mp_context=server, initializer=_start, initargs=(job, sent))
     try:
         yield lambda blocks: _in_order(pool, blocks, _UNDER_WAY * num_workers)
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        with _undisturbed():  # a second Ctrl-C in here would leave a pool that nobody ends
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let Ctrl-C wait until this is over; processes that are started meanwhile never get it.
+
+    The mask is for those processes, which inherit it. It does not suffice here: libraries have threads without it, and
+    what reaches one of them is answered by the main thread, which alone may set what answers.
+    """
+    came: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    answer = signal.getsignal(signal.SIGINT)
+    if is_main and answer is not None:  # None: not of Python's making, and Python could not put it back
+        signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        if is_main and answer is not None:
+            signal.signal(signal.SIGINT, answer)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager
@@ -74,17 +101,30 @@ def _in_order(pool: ProcessPoolExecutor, blocks: Iterator[Block], limit: int) ->
     waiting: deque[Future[Encoded]] = deque()
     try:
         for block in blocks:
-            waiting.append(pool.submit(_encode, block))
+            waiting.append(_submit(pool, block))
             while len(waiting) > limit or (waiting and waiting[0].done()):
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool as error:
-        raise UnisonoError(
-            "a process that prepares data was killed",
-            where="preparing data",
-            hint="memory is the usual cause: look at the kernel's log; what was prepared is kept, start again",
-        ) from error
+        raise _killed() from error
+
+
+def _submit(pool: ProcessPoolExecutor, block: Block) -> Future[Encoded]:
+    """Give a block to the pool, which may start a process for it."""
+    try:
+        with _undisturbed():
+            return pool.submit(_encode, block)
+    except (EOFError, ConnectionError) as error:  # the server that starts them is gone
+        raise _killed() from error
+
+
+def _killed() -> UnisonoError:
+    return UnisonoError(
+        "a process that prepares data was killed",
+        where="preparing data",
+        hint="memory is the usual cause: look at the kernel's log; what was prepared is kept, start again",
+    )
 
 
 def _start(job: Job, tokenizer: Any) -> None:

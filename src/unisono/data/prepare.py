@@ -36,7 +36,7 @@ from unisono.data.source.files import expand
 from unisono.data.store import STORE_VERSION, Joined, Store, TokenStore, open_store, read_summary
 from unisono.data.stream import StreamPlan, plan
 from unisono.durable import sync
-from unisono.errors import DataError, ModelError, OutputError, UnisonoError
+from unisono.errors import DataError, ModelError, OutputError, TransferError, UnisonoError, UserError
 
 FORMAT_VERSION = 2
 NUM_SHOWN = 5
@@ -175,15 +175,15 @@ def prepare(
 
 
 def _plan_stream(data: DataSection, tokenizer_dir: Path, max_length: int, *, trust_remote_code: bool) -> StreamPlan:
-    """Look at the files of a stream; its key is of their names and sizes, since nobody has read them."""
+    """Look at the files of a stream; its key is of their names and sketches, since nobody has read them."""
     sources = [(name, expand(files)) for name, files in sources_of(data).items()]
     every = tuple(file for _, files in sources for file in files)
     job = replace(
         make_job(data, [], tokenizer_dir, max_length, validation_share=0.0, trust_remote_code=trust_remote_code),
         files=every,
     )
-    sizes = [[Path(file.name).name, file.num_bytes] for file in every]
-    return plan(sources, job, _key("stream", settings_of(job), sizes, data.shuffle_window))
+    contents = [[Path(file.name).name, file.num_bytes, file.sketch()] for file in every]
+    return plan(sources, job, _key("stream", settings_of(job), contents, data.shuffle_window))
 
 
 def make_job(
@@ -244,6 +244,8 @@ class _Cache:
         try:
             self._stores.mkdir(parents=True, exist_ok=True)
             key = self._find(job, settings) or self._make_alone(job, settings)
+        except BrokenPipeError:
+            raise  # of the progress, not of the cache: nobody reads on, as with `| head`
         except OSError as error:
             raise OutputError(
                 f"prepared data cannot be written: {error.strerror or error}",
@@ -281,21 +283,35 @@ class _Cache:
                 job,
                 private,
                 lambda hashes: _content_key(job, settings, hashes),
+                stamps=stamps,
                 num_workers=self._num_workers,
                 preload=self._preload,
                 progress=self._progress,
             )
-            if (self._stores / key).is_dir():  # the same content under other names
-                shutil.rmtree(private)
-            else:
-                private.rename(self._stores / key)
-            sync(self._stores)
-        except (UnisonoError, OSError):
-            shutil.rmtree(private, ignore_errors=True)
+            _publish(private, self._stores / key)
+        except (UnisonoError, OSError) as error:
+            if not _is_passing(error):
+                shutil.rmtree(private, ignore_errors=True)
             raise
         for file, stamp, digest in zip(job.files, stamps, hashes):
             self._digests.remember(file, stamp, digest)
         return key
+
+
+def _publish(private: Path, target: Path) -> None:
+    """Give a finished folder its name; where another process was first with the same content, its folder stays."""
+    try:
+        private.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise
+        shutil.rmtree(private)
+    sync(target.parent)
+
+
+def _is_passing(error: UnisonoError | OSError) -> bool:
+    """Say whether another start can go on from the mark: neither the data nor the disk is at fault."""
+    return isinstance(error, (TransferError, BrokenPipeError)) or not isinstance(error, (UserError, OSError))
 
 
 def _content_key(job: Job, settings: list[object], hashes: list[str]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -125,8 +126,7 @@ def open_store(folder: Path) -> Store:
     try:
         head = orjson.loads((folder / "store.json").read_bytes())
         num_samples, num_tokens = int(head["num_samples"]), int(head["num_tokens"])
-        sizes = {"tokens.bin": 4 * num_tokens, "targets.bin": num_tokens, "index.bin": _BYTES_PER_SAMPLE * num_samples}
-        for name, expected in sizes.items():
+        for name, expected in _sizes(num_samples, num_tokens):
             found = (folder / name).stat().st_size
             if found != expected:
                 raise _damaged(folder, f"{name} has {found:,} bytes instead of {expected:,}")
@@ -273,6 +273,16 @@ class Mark:
     num_tokens: int = 0
     longest: int = 0
 
+    def is_within(self, folder: Path) -> bool:
+        """Say whether the files of a store reach so far; FileNotFoundError when one is not there."""
+        return all((folder / name).stat().st_size >= size for name, size in _sizes(self.num_samples, self.num_tokens))
+
+
+def _sizes(num_samples: int, num_tokens: int) -> list[tuple[str, int]]:
+    """Return what the files of a store are called, and how many bytes they have."""
+    index_bytes = _BYTES_PER_SAMPLE * num_samples
+    return [("tokens.bin", 4 * num_tokens), ("targets.bin", num_tokens), ("index.bin", index_bytes)]
+
 
 class StoreWriter:
     """Append samples to a store that is complete once ``finish`` returns.
@@ -284,14 +294,7 @@ class StoreWriter:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self._at = at
-        self._files = {
-            name: open_at(folder / name, width * count)
-            for name, width, count in (
-                ("tokens.bin", 4, at.num_tokens),
-                ("targets.bin", 1, at.num_tokens),
-                ("index.bin", _BYTES_PER_SAMPLE, at.num_samples),
-            )
-        }
+        self._files = {name: open_at(folder / name, size) for name, size in _sizes(at.num_samples, at.num_tokens)}
 
     def __len__(self) -> int:
         """Count the samples written so far."""
@@ -346,5 +349,6 @@ class StoreWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the files."""
-        for file in self._files.values():
-            file.close()
+        with ExitStack() as stack:  # on a full disk each of them may fail, and all are to be closed
+            for file in self._files.values():
+                stack.callback(file.close)

@@ -8,6 +8,9 @@ an epoch has every record exactly once, and its last update is the rest.
 With ``data.shuffle`` the files of an epoch come in a new order, and ``data.shuffle_window`` records at a time are
 shuffled among themselves. A position in the stream is a few numbers; they travel with each update and are kept in the
 checkpoint. Going on from one reads at most one file up to its place, and one window.
+
+Files must stay as they are while they are streamed. Each is looked at before and after it is read, and one that was
+changed is refused.
 """
 
 from __future__ import annotations
@@ -38,10 +41,11 @@ _FILES, _WINDOW = 2, 3  # what a permutation is of; an order of prepared samples
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """What is to be streamed: the job over all files, and the shape of each file's records."""
+    """What is to be streamed: the job over all files, the shape of each file's records, each file's version."""
 
     job: Job
     shapes: tuple[Shape, ...]
+    versions: tuple[str | None, ...]
     key: str
     messages: tuple[str, ...]
 
@@ -84,6 +88,7 @@ def plan(files_by_source: Sequence[tuple[str, tuple[SourceFile, ...]]], job: Job
     """Look at the first record of each source; DataError when it is of no known shape or there is none."""
     shapes: list[Shape] = []
     messages: list[str] = []
+    versions = tuple(file.first_version() for file in job.files)
     for name, files in files_by_source:
         shape = job.shape if job.shape != "auto" else _first_shape(files, dict(job.fields))
         shapes += [shape] * len(files)
@@ -91,7 +96,7 @@ def plan(files_by_source: Sequence[tuple[str, tuple[SourceFile, ...]]], job: Job
         messages.append(
             f"train {name}".rstrip() + f": {len(files)} file(s) streamed, records of the shape {shape} ({how})"
         )
-    return StreamPlan(job, tuple(shapes), key, tuple(messages))
+    return StreamPlan(job, tuple(shapes), versions, key, tuple(messages))
 
 
 def _first_shape(files: tuple[SourceFile, ...], fields: dict[str, str]) -> Shape:
@@ -162,8 +167,20 @@ class Stream:
         for place in range(cursor.file, len(files)):
             number = int(order[place])
             skipped = cursor.record if place == cursor.file else 0
+            self._check_unchanged(number)
             for record, raw in enumerate(islice(read_records(files[number]), skipped, None), skipped):
                 yield place, record, _Entry(number, raw, number * RECORDS_OF_A_FILE + record)
+            self._check_unchanged(number)
+
+    def _check_unchanged(self, number: int) -> None:
+        """Refuse a file that is not as it was: another rank, or another epoch, would have other records of it."""
+        file = self._plan.job.files[number]
+        if file.version() != self._plan.versions[number]:
+            raise DataError(
+                "the file was changed while the run streams it",
+                where=file.name,
+                hint="a stream needs files that stay as they are: copy them, or prepare them with data.mode=store",
+            )
 
     def _samples_of(
         self, window: list[_Entry], cursor: Cursor

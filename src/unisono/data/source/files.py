@@ -7,6 +7,7 @@ nothing and a file that is named twice are errors too.
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +19,12 @@ import orjson
 from unisono.data.source.datasets import dataset_files, find_dataset, hub_id
 from unisono.data.source.names import HUB, REMOTE_SCHEMES, Compression, Kind, expand_braces, is_glob, kind_of, scheme
 from unisono.data.source.remote import list_matches, read_info, size_of, stamp_of
-from unisono.data.source.stream import told_locally
+from unisono.data.source.stream import Digest, told_locally
 from unisono.errors import DataError
 
 _NUM_NAMED = 20
 _NUM_ASKING = 16
+_NUM_SKETCHED, _SKETCH_BYTES = 64, 4096
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class SourceFile:
     compression: Compression
     is_remote: bool
     _known_bytes: int | None = field(default=None, repr=False, compare=False)
+    _known_stamp: str | None = field(default=None, repr=False, compare=False)
 
     @property
     def num_bytes(self) -> int | None:
@@ -62,8 +65,48 @@ class SourceFile:
                 parts.append([os.path.abspath(path), *identity])
         return orjson.dumps(parts).decode()
 
+    def version(self) -> str | None:
+        """Return what changes when the file is written to, and not, as the stamp does, when it is linked or renamed.
+
+        Asks anew, each time. None as for ``stamp``.
+        """
+        if self.is_remote:
+            return self.stamp()
+        with told_locally(self.name):
+            states = [path.stat() for path in self._paths()]
+        return orjson.dumps([[state.st_size, state.st_mtime_ns] for state in states]).decode()
+
+    def first_version(self) -> str | None:
+        """Return the version of a remote file as it was when its name was looked up, without asking again."""
+        return self._known_stamp if self.is_remote and self.kind != "dataset" else self.version()
+
+    def sketch(self) -> str | None:
+        """Identify the content without reading all of it, the same for copies on other machines; None as for ``stamp``.
+
+        Of a local file its size and pieces from everywhere in it: all of a small one, so an edit of a large one that
+        changes neither the size nor any of the pieces is not told. Of a remote file what its server says.
+        """
+        if self.is_remote:
+            return self.stamp() if self.name.startswith(HUB) else self._known_stamp
+        digest = hashlib.sha256()
+        with told_locally(self.name):
+            for path in self._paths():
+                _sketch(path, digest)
+        return digest.hexdigest()
+
     def _paths(self) -> list[Path]:
         return dataset_files(Path(self.name)) if self.kind == "dataset" else [Path(self.name)]
+
+
+def _sketch(path: Path, digest: Digest) -> None:
+    """Hash a file's size and pieces of it that are evenly spread over it, the first and the last bytes among them."""
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        digest.update(size.to_bytes(8, "little"))
+        last = max(0, size - _SKETCH_BYTES)
+        starts = (last * i // (_NUM_SKETCHED - 1) for i in range(_NUM_SKETCHED))
+        for start in starts if last >= _NUM_SKETCHED * _SKETCH_BYTES else range(0, size, _SKETCH_BYTES):
+            digest.update(os.pread(file.fileno(), _SKETCH_BYTES, start))
 
 
 def expand(names: Sequence[str]) -> tuple[SourceFile, ...]:
@@ -141,7 +184,8 @@ def _check(name: str) -> SourceFile:
         return SourceFile(name, "dataset", "", True)
     if scheme(name) in REMOTE_SCHEMES:
         kind, compression = kind_of(name)
-        return SourceFile(name, kind, compression, True, size_of(read_info(name)))
+        info = read_info(name)
+        return SourceFile(name, kind, compression, True, size_of(info), stamp_of(name, info))
     path = Path(name)
     if path.is_dir():
         return SourceFile(_dataset_folder(path, name), "dataset", "", False)

@@ -1,8 +1,8 @@
 """Files behind a URL, by fsspec: s3://, gs://, http(s)://, hf://.
 
 Credentials come from where the libraries look for them themselves (environment, their configuration files), retries
-are fsspec's own. Whatever goes wrong is a DataError with the URL. https and s3 are tested against real servers on the
-same machine; **gs:// and hf:// take the same way but are not tested**.
+are fsspec's own. Whatever goes wrong is a TransferError with the URL. https and s3 are tested against real servers on
+the same machine; **gs:// and hf:// take the same way but are not tested**.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 
 from unisono.data.source.libraries import load_library
 from unisono.data.source.names import scheme
-from unisono.errors import DataError
+from unisono.errors import DataError, TransferError
 
 _BLOCK_BYTES = 16 * 2**20
 _CONNECT_SECONDS = 30
@@ -58,12 +58,12 @@ def file_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def told(url: str) -> Iterator[None]:
-    """Turn what the libraries raise into a DataError with the URL."""
+    """Turn what the libraries raise into a TransferError with the URL."""
     try:
         yield
     except _library_errors() as error:
         message, hint = _explain(error, scheme(url))
-        raise DataError(message, where=url, hint=hint) from error
+        raise TransferError(message, where=url, hint=hint) from error
 
 
 def read_info(url: str) -> dict[str, Any]:
@@ -134,6 +134,10 @@ def _explain(error: BaseException, kind: str) -> tuple[str, str | None]:
         return f"the server gives no permission: {text}", _HINTS.get(kind, "check that the address needs no login")
     if "redential" in text:
         return f"there are no credentials for it: {text}", _HINTS.get(kind)
+    if isinstance(status, int) and status >= 400 and vars(cause).get("message"):
+        return f"the server answers {status}: {vars(cause)['message']}", _HINTS.get(kind, "try again later")
+    if any(parent.__name__ == "ClientPayloadError" for parent in type(cause).__mro__):
+        return "the server closed the connection early", "start again"
     if isinstance(cause, TimeoutError):
         return "the server does not answer", "check the address and the network"
     return f"cannot be read: {text or type(cause).__name__}", _HINTS.get(kind, "check the address and the network")

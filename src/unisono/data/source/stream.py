@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from unisono.data.source.libraries import load_library
 from unisono.data.source.names import Compression
 from unisono.data.source.remote import open_remote, told
-from unisono.errors import DataError, OutputError
+from unisono.errors import DataError, OutputError, TransferError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -69,8 +69,8 @@ class FileBytes(io.RawIOBase):
         if self._digest is not None:
             self._digest.update(view[:num_read])
         if not num_read and len(view) and self.is_remote and self.size is not None and self.num_bytes != self.size:
-            raise DataError(
-                f"the server closed the connection early: {self.num_bytes:,} of {self.size:,} bytes came",
+            raise TransferError(
+                f"the server said that the file has {self.size:,} bytes, and {self.num_bytes:,} came",
                 where=self._name,
                 hint="start again",
             )
