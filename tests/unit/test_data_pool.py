@@ -124,6 +124,10 @@ def test_workers_end_when_their_main_is_killed(tmp_path: Path, tiny: Path) -> No
 def test_a_killed_worker_is_named(tmp_path: Path, tiny: Path) -> None:
     main, family = _start(tmp_path, tiny)
     workers = [process for process in family if process.ppid() != main.pid]
+    end = time.monotonic() + 30
+    while not list(tmp_path.glob("cache/stores/*.part/progress.json")):  # before the first mark nothing can be kept
+        assert time.monotonic() < end and main.is_alive(), "no mark was made"
+        time.sleep(0.01)
     workers[0].kill()
     main.join(30)
     assert main.exitcode == 0
