@@ -124,9 +124,9 @@ def agree(text: str) -> str:
     return bytes(data[: int(size)].tolist()).decode()
 
 
-def any_rank(answer: bool) -> bool:
+def any_rank(answer: bool, group: dist.ProcessGroup | None = None) -> bool:
     """Collective. Tell whether any rank says yes."""
-    return any(theirs for (theirs,) in gather([float(answer)]))
+    return any(theirs for (theirs,) in gather([float(answer)], group))
 
 
 def wait_for_all() -> None:

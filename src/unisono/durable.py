@@ -1,7 +1,8 @@
-"""Put bytes and names on the disk: what is written here survives a power cut, or was never there."""
+"""Put bytes and names on the disk: what is written here survives a power cut, or was never there; and tell damage."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -22,6 +23,15 @@ def open_at(file: Path, num_bytes: int) -> BinaryIO:
     handle.truncate(num_bytes)
     handle.seek(num_bytes)
     return handle
+
+
+def hash_file(file: Path) -> str:
+    """Return the SHA-256 of a file, in hex."""
+    digest = hashlib.sha256()
+    with file.open("rb") as data:
+        for block in iter(lambda: data.read(2**20), b""):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def sync(path: Path) -> None:

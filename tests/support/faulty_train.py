@@ -41,24 +41,26 @@ def nan_in_backward(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
     return forward(self, *args, **kwargs) * float("nan")
 
 
-class FailsInBackward(torch.autograd.Function):
-    """The identity, until its gradient is asked for."""
+class ActsInBackward(torch.autograd.Function):
+    """The identity; does something when its gradient is asked for."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Any) -> Any:
+    def forward(ctx: Any, loss: Any, act: Any) -> Any:
         """Pass the loss through."""
+        ctx.act = act
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        """Fail."""
-        fails()
+        """Act; if that comes back, pass the gradient through."""
+        ctx.act()
+        return grad, None
 
 
 def backward_fails(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
     """Fail in the middle of backward of the third update."""
     loss = forward(self, *args, **kwargs)
-    return FailsInBackward.apply(loss) if next(forwards) > 2 else loss
+    return ActsInBackward.apply(loss, fails) if next(forwards) > 2 else loss
 
 
 def delayed(method: Any, seconds: float, spared: int = 0) -> Any:
@@ -128,20 +130,6 @@ def hang_at_four(self: Batches, number: int, *args: Any) -> Any:
     return hang() if number == 4 else build_batch(self, number, *args)
 
 
-class HangsInBackward(torch.autograd.Function):
-    """The identity, until its gradient is asked for in update 4."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Any) -> Any:
-        """Pass the loss through."""
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        """Hang in update 4."""
-        return hang() if in_work[-1] == 4 else grad
-
-
 def hang_once(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
     """Hang in update 4, if it has not happened yet."""
     if in_work[-1] == 4 and not Path(os.environ["FAULT_TIME"]).exists():
@@ -193,7 +181,9 @@ if rank in ("all", os.environ["RANK"]):
     elif phase == "hang_forward":
         TrainingModel.forward = hang_in_four(forward)
     elif phase == "hang_backward":
-        TrainingModel.forward = lambda *args, **kwargs: HangsInBackward.apply(forward(*args, **kwargs))
+        TrainingModel.forward = lambda *args, **kwargs: ActsInBackward.apply(
+            forward(*args, **kwargs), hang_in_four(lambda: None)
+        )
     elif phase == "hang_optimizer":
         step.set_rate = hang_in_four(step.set_rate)
     elif phase == "hang_validation":

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from unisono.durable import sync, write_synced
+from unisono.durable import hash_file, sync, write_synced
 from unisono.errors import CheckpointError
 
 FORMAT = 2  # 2: the manifest has a sum of itself
@@ -31,19 +31,6 @@ class Manifest:
     settings: dict[str, Any]
     validation_loss: float | None = None
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-
-def hash_file(file: Path) -> str:
-    """Return the SHA-256 of a file, in hex."""
-    with file.open("rb") as data:
-        return _digest(data)
-
-
-def _digest(data: Any) -> str:
-    digest = hashlib.sha256()
-    for block in iter(lambda: data.read(2**20), b""):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:

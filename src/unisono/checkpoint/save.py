@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from unisono.checkpoint.manifest import Manifest, candidates, seal
-from unisono.dist import World, gather
+from unisono.dist import World, any_rank
 from unisono.durable import swap
 from unisono.errors import CheckpointError
 
@@ -105,7 +105,7 @@ def _together(acts: bool, action: Callable[[], None], what: str, group: dist.Pro
             action()
         except OSError as caught:
             error = caught
-    if any(failed for (failed,) in gather([float(error is not None)], group)):
+    if any_rank(error is not None, group):
         raise CheckpointError(f"{what}: {error or 'see rank 0'}", hint=_HINT) from error
 
 

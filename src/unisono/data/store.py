@@ -8,7 +8,6 @@ reads the index alone, and each sample is compared with its sum when it is read:
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from unisono.durable import open_at, sync, write_synced
+from unisono.durable import hash_file, open_at, sync, write_synced
 from unisono.errors import DataError
 
 STORE_VERSION = 3
@@ -131,7 +130,7 @@ def open_store(folder: Path) -> Store:
             if found != expected:
                 raise _damaged(folder, f"{name} has {found:,} bytes instead of {expected:,}")
         index = _mapped(folder / "index.bin", np.int64, len(_COLUMNS) * num_samples).reshape(-1, len(_COLUMNS))
-        if _hash_file(folder / "index.bin") != head["index_sha256"]:
+        if hash_file(folder / "index.bin") != head["index_sha256"]:
             raise _damaged(folder, "index.bin is not what was written")
         return Store(
             folder=folder,
@@ -183,14 +182,6 @@ def _sum_of(*parts: Any) -> int:
     for part in parts:
         total = zlib.crc32(part, total)
     return total
-
-
-def _hash_file(file: Path) -> str:
-    with file.open("rb") as data:
-        digest = hashlib.sha256()
-        for block in iter(lambda: data.read(1 << 20), b""):
-            digest.update(block)
-        return digest.hexdigest()
 
 
 def _mapped(file: Path, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
@@ -336,7 +327,7 @@ class StoreWriter:
             "num_tokens": at.num_tokens,
             "num_records": num_records,
             "longest": at.longest,
-            "index_sha256": _hash_file(self.folder / "index.bin"),
+            "index_sha256": hash_file(self.folder / "index.bin"),
         }
         write_synced(self.folder / "store.json", orjson.dumps(head))
         sync(self.folder)

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from unisono.errors import LaunchError
 from unisono.launch.failure import PEER_LOST, Failure
-from unisono.launch.watch import Watch
+from unisono.launch.watch import Watch, signal_all
 from unisono.stopping import REQUESTS, Notice
 
 RUN_MARK = "UNISONO_RUN_ID"
@@ -81,15 +81,13 @@ class Requests:
     def _pass_on(self, signum: signal.Signals) -> None:
         if not self._ranks:
             raise Stopped(signum, insisted=False)
-        self._signal_ranks(signal.SIGTERM)
-        self._timer = threading.Timer(self._grace_seconds, self._signal_ranks, [signal.SIGKILL])
+        signal_all(self._ranks, signal.SIGTERM)
+        self._timer = threading.Timer(self._grace_seconds, self._kill_ranks)
         self._timer.daemon = True
         self._timer.start()
 
-    def _signal_ranks(self, signum: signal.Signals) -> None:
-        for pid in self._ranks:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signum)
+    def _kill_ranks(self) -> None:
+        signal_all(self._ranks, signal.SIGKILL)
 
     def _insist(self, signum: signal.Signals) -> None:
         raise Stopped(signum, insisted=True)

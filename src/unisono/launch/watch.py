@@ -127,14 +127,14 @@ class Watch:
                 said = describe(hang, last, now)
                 stacks = self._stacks(pids, hang)
                 self._account = Failure(hang.culprits[0], HANG, time.time(), f"{said}\n{stacks}", plain=True)
-                _signal_all(pids, signal.SIGKILL)
+                signal_all(pids, signal.SIGKILL)
                 return
 
     def _stacks(self, pids: Sequence[int], hang: Hang) -> str:
         """Let every rank write its stacks (its interpreter does so wherever it is); the culprit's come last."""
         if STACKS_SIGNAL is None:
             return "(no stacks: this system has no signal to spare)"
-        _signal_all(pids, STACKS_SIGNAL)
+        signal_all(pids, STACKS_SIGNAL)
         files = {rank: stacks_of(self._folder, rank) for rank in range(len(pids))}
         end = time.monotonic() + _STACKS_SECONDS
         while time.monotonic() < end and not all(f.exists() and f.stat().st_size for f in files.values()):
@@ -148,7 +148,8 @@ def _read(file: Path) -> str:
     return file.read_text(encoding="utf-8", errors="replace").rstrip() if file.exists() else "(none: it did not answer)"
 
 
-def _signal_all(pids: Sequence[int], signum: int) -> None:
+def signal_all(pids: Sequence[int], signum: int) -> None:
+    """Send a signal to those of the processes that are still there."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signum)
