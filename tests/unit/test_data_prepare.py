@@ -432,3 +432,26 @@ def test_a_file_is_read_once_and_then_never_again(bench: Bench, monkeypatch: pyt
     content = Path(path).read_text()
     Path(path).write_text(content.replace('"c"', '"C"'))
     assert bench.prepare(path).train.key != first.train.key, "same size, other content"
+
+
+@pytest.mark.parametrize("name", ["prepared.json", "train/tokens.bin", "train/store.json"])
+def test_prepared_data_that_cannot_be_read_is_told(name: str, bench: Bench) -> None:
+    path = bench.file(pair("a", "b"))
+    file = bench.prepare(path).parts[0].folder / name
+    file.unlink()
+    file.symlink_to(file)  # a loop: root may read anything else
+    with pytest.raises(OutputError, match=rf"{name}: the prepared data cannot be read: [\s\S]*permissions"):
+        bench.prepare(path)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        if path.name == "tokenizer.json":
+            raise PermissionError(13, "Permission denied", str(path))
+        return original(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    with pytest.raises(ModelError, match=r"tokenizer\.json: the tokenizer cannot be read: Permission denied"):
+        bench.prepare(bench.file(pair("a", "b")))

@@ -165,7 +165,8 @@ class _Reading:
         self._bar.done()
         if self._tally.shape is None:
             places = ", ".join(file.name for file in self._job.files)
-            raise DataError(f"no record that is a JSON object: 0 samples{self._problem}", where=places)
+            what = "no record that is a JSON object" if self._problem else "there is no record"
+            raise DataError(f"{what}: 0 samples{self._problem}", where=places)
 
 
 def _num_hopeless(job: Job, tally: _Tally) -> int:

@@ -89,7 +89,8 @@ class Part:
 
     def store(self, name: str) -> Store:
         """Open one of the stores."""
-        return open_store(self.folder / name)
+        with _told(self.folder):
+            return open_store(self.folder / name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,9 +217,15 @@ def settings_of(job: Job) -> list[object]:
     names = {path for pattern in _TOKENIZER_FILES for path in job.tokenizer_dir.glob(pattern) if path.is_file()}
     if not any(path.name.startswith(("tokenizer", "vocab", "spiece")) for path in names):
         raise ModelError("there is no tokenizer in the folder", where=str(job.tokenizer_dir))
+    try:
+        digests = [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in sorted(names)]
+    except OSError as error:
+        raise ModelError(
+            f"the tokenizer cannot be read: {error.strerror or error}", where=str(error.filename or job.tokenizer_dir)
+        ) from error
     return [
         [FORMAT_VERSION, STORE_VERSION, version("transformers"), version("tokenizers"), version("jinja2")],
-        [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in sorted(names)],
+        digests,
         [job.shape, job.fields, job.targets, job.max_length, job.overlong, job.on_error, job.max_skipped],
         [job.validation_share, job.trust_remote_code],
     ]
@@ -253,7 +260,8 @@ class _Cache:
                 hint="data.cache_dir must be a folder with free space that can be written",
             ) from error
         folder = self._stores / key
-        return folder, read_summary(folder)
+        with _told(folder):
+            return folder, read_summary(folder)
 
     def _find(self, job: Job, settings: list[object]) -> str | None:
         """Return the key of a finished store; None when a file's content is not known or nothing is there for it."""
@@ -316,6 +324,19 @@ def _is_passing(error: UnisonoError | OSError) -> bool:
 
 def _content_key(job: Job, settings: list[object], hashes: list[str]) -> str:
     return _key(settings, hashes, [[file.kind, file.compression] for file in job.files])
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """Say where prepared data that is there cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"the prepared data cannot be read: {error.strerror or error}",
+            where=str(error.filename or folder),
+            hint="see to its permissions, or remove the folder; it is made anew at the next start",
+        ) from error
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from unisono.errors import DataError
 
 _NUM_NAMED = 20
 _NUM_ASKING = 16
-_NUM_SKETCHED, _SKETCH_BYTES = 64, 4096
+_NUM_SKETCHED, _SKETCH_BYTES = 8, 2**15  # few, since each is a way to a disk that may be far
 
 
 @dataclass(frozen=True)
