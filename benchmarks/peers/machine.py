@@ -12,7 +12,7 @@ PACKAGES = ("torch", "transformers", "accelerate", "trl", "datasets", "unisono",
 
 
 def describe() -> dict[str, object]:
-    """Return CPU, cores, whether it multiplies bf16 (AMX) or at least has bf16 instructions, memory, and versions."""
+    """Return CPU, cores, by what it multiplies bf16, memory, and versions."""
     text = Path("/proc/cpuinfo").read_text()
     found = re.search(r"model name\s*: (.*)", text)
     flags = set(re.findall(r"flags\s*: (.*)", text)[0].split()) if "flags" in text else set()

@@ -51,7 +51,9 @@ def _speed(setting: Setting, trials: Sequence[Trial], name: str) -> float:
 
 def _heading(setting: Setting) -> list[str]:
     m = setting.machine
-    half = "multiplies bf16 (AMX)" if m["amx_bf16"] else "does not multiply bf16 in hardware (no AMX)"
+    half = "does not multiply bf16 in hardware"
+    for flag, name in (("avx512_bf16", "AVX-512 BF16"), ("amx_bf16", "AMX")):
+        half = f"multiplies bf16 in hardware ({name})" if m[flag] else half
     versions = ", ".join(f"{name} {number}" for name, number in dict(m["versions"]).items())  # type: ignore[call-overload]
     return [
         f"# unisono and its peers, {setting.precision}",

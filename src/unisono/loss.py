@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from unisono.errors import ModelError
 
 CHUNK_BYTES = 32 * 2**20  # of fp32 logits; larger chunks gain nothing on CPU, smaller ones starve a GPU
+GROUP_BYTES = 128 * 2**20  # of the logits' gradient, which the two products of backward take in one piece
 PROBE_LENGTHS = (5, 7)
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}  # of the largest logit; bf16 keeps 8 bits of a number
 
@@ -69,32 +70,23 @@ class SummedCrossEntropy(torch.autograd.Function):
         """Return the summed loss (fp64: a sum over thousands of tokens) and keep the gradients for backward."""
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         w = weight.to(compute)
+        needs_any = any(ctx.needs_input_grad[:3])
         grad_hidden = torch.zeros_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias and bias is not None else None
         loss = hidden.new_zeros((), dtype=torch.float64)
-        for start in range(0, len(targets), chunk):
-            part = slice(start, start + chunk)
-            h = hidden[part].to(compute)
-            raw = F.linear(h, w, None if bias is None else bias.to(compute)).float()
-            logits = transform.forward(raw)
-            maximum = logits.amax(-1, keepdim=True)
-            target = targets[part, None]
-            picked = logits.gather(-1, target)
-            needs_logits = transform.cap is not None
-            grad = (logits - maximum if needs_logits else logits.sub_(maximum)).exp_()
-            total = grad.sum(-1, keepdim=True)
-            loss += (total.log() + maximum - picked).sum(dtype=torch.float64)
-            if not (needs_hidden or needs_weight or needs_bias):
-                continue
-            grad.div_(total).scatter_add_(-1, target, torch.full_like(picked, -1.0))
-            grad = transform.backward(grad, logits)
-            if grad_bias is not None:
-                grad_bias += grad.sum(0)
-            low = grad.to(compute)
-            if grad_hidden is not None:
-                grad_hidden[part] = low @ w
-            if grad_weight is not None:
+        group = max(chunk, GROUP_BYTES // (compute.itemsize * len(weight)) // chunk * chunk)
+        for first in range(0, len(targets), group):
+            h = hidden[first : first + group].to(compute)
+            low = h.new_empty(len(h), len(weight)) if needs_any else None
+            for start in range(0, len(h), chunk):
+                part = slice(start, start + chunk)
+                raw = F.linear(h[part], w, None if bias is None else bias.to(compute)).float()
+                target = targets[first + start : first + min(start + chunk, len(h)), None]
+                loss += _cross_entropy(raw, target, transform, None if low is None else low[part], grad_bias)
+            if low is not None and grad_hidden is not None:
+                grad_hidden[first : first + group] = low @ w
+            if low is not None and grad_weight is not None:
                 _add_outer(grad_weight, low, h)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.weight_dtype = weight.dtype
@@ -108,6 +100,31 @@ class SummedCrossEntropy(torch.autograd.Function):
         hidden = None if hidden is None else hidden.mul_(grad_output)
         weight, bias = (None if g is None else g.mul_(grad_output).to(ctx.weight_dtype) for g in (weight, bias))
         return hidden, weight, bias, None, None, None, None
+
+
+def _cross_entropy(
+    raw: torch.Tensor,
+    target: torch.Tensor,
+    transform: LogitTransform,
+    low: torch.Tensor | None,
+    grad_bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the summed loss of fp32 logits ``[positions, vocabulary]``, which it uses up; targets ``[positions, 1]``.
+
+    The gradient of the logits is written into ``low`` and its sum added to ``grad_bias``, where they are wanted.
+    """
+    logits = transform.forward(raw)
+    maximum = logits.amax(-1, keepdim=True)
+    picked = logits.gather(-1, target)
+    grad = (logits - maximum if transform.cap is not None else logits.sub_(maximum)).exp_()
+    total = grad.sum(-1, keepdim=True)
+    if low is not None:
+        grad.div_(total).scatter_add_(-1, target, torch.full_like(picked, -1.0))
+        grad = transform.backward(grad, logits)
+        low.copy_(grad)
+        if grad_bias is not None:
+            grad_bias += grad.sum(0)
+    return (total.log() + maximum - picked).sum(dtype=torch.float64)
 
 
 def _add_outer(total: torch.Tensor, grad: torch.Tensor, hidden: torch.Tensor) -> None:

@@ -13,10 +13,11 @@ START_SCALE = 65536.0
 
 
 def multiplies_bf16(device: torch.device) -> bool:
-    """Tell whether the hardware multiplies bf16 matrices (GPU with bf16, or CPU with AMX tiles)."""
+    """Tell whether the hardware multiplies bf16 matrices (GPU with bf16, or CPU with AMX or AVX-512 BF16)."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return bool(torch.cpu._is_amx_tile_supported())  # torch has no public name for it up to 2.13
+    # torch has no public names for them up to 2.13
+    return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
 
 
 def choose(compute: str, device: torch.device, weights: str = "fp32") -> tuple[str, str]:

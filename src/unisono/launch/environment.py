@@ -41,8 +41,9 @@ def rank_environment(
     preload = _preload(launch, machine, given, platform, allocator)
     if preload is not None:
         variables["LD_PRELOAD"] = preload
-        # mimalloc alone reads it: keep freed pages, the next update needs them again
-        variables["MIMALLOC_PURGE_DELAY"] = given.get("MIMALLOC_PURGE_DELAY", "-1")
+        # mimalloc alone reads them: keep freed pages, the next update needs them again; and take large ones
+        for name, value in (("MIMALLOC_PURGE_DELAY", "-1"), ("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1")):
+            variables[name] = given.get(name, value)
     variables.update(launch.env)
     device = f"{machine.gpus} GPUs" if machine.gpus else "the CPU"
     notes = [f"{ranks} rank{'s' if ranks > 1 else ''} on {device}, {thread_note}", *machine.notes]

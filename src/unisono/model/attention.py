@@ -4,7 +4,8 @@ Registered with transformers under the name ``document``. The boundaries come as
 row-major tokens of the batch; no mask of tokens x tokens is ever built.
 
 * CUDA, half precision: torch's ``varlen_attn`` (torch >= 2.10), else FlashAttention when it is installed.
-* otherwise (CPU, fp32, torch 2.8 without FlashAttention): one causal SDPA call per document.
+* CPU, half precision, documents of at most 512 tokens: three batched products each (``products``).
+* otherwise (fp32, longer ones, torch 2.8 without FlashAttention): one causal SDPA call per document.
 * soft-capping: computed by hand per document; sliding windows: exact in every path.
 
 It refuses, by name: attention sinks, attention that is not causal, and models that do not hand the boundaries on.
@@ -21,6 +22,7 @@ import torch
 from torch.nn import functional as F
 
 from unisono.errors import ModelError
+from unisono.model.products import LONGEST, ShortAttention
 
 NAME = "document"
 
@@ -102,9 +104,6 @@ def _attend(
         if kernel is not None:
             output: torch.Tensor = kernel(query, key, value, lengths, scaling, window)
             return output
-    groups = query.shape[0] // key.shape[0]
-    if groups > 1:
-        key, value = (x.repeat_interleave(groups, dim=0) for x in (key, value))
     documents = zip(*(torch.split(x, list(lengths), dim=1) for x in (query, key, value)))
     parts = [_one_document(q, k, v, scaling, dropout, window, softcap) for q, k, v in documents]
     return torch.cat(parts, dim=1).transpose(0, 1)
@@ -119,9 +118,15 @@ def _one_document(
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Causal attention over one document, ``[heads, tokens, head]``."""
+    """Causal attention over one document, ``[heads, tokens, head]``; ``key`` and ``value`` may have fewer heads."""
     tokens = query.shape[1]
     reach = tokens if window is None else window
+    if _is_for_products(query, dropout, softcap) and reach >= tokens:
+        output: torch.Tensor = ShortAttention.apply(query, key, value, scaling)  # type: ignore[no-untyped-call]
+        return output
+    groups = query.shape[0] // key.shape[0]
+    if groups > 1:
+        key, value = (x.repeat_interleave(groups, dim=0) for x in (key, value))
     if softcap is None and reach >= tokens:
         return _sdpa(query, key, value, scale=scaling, dropout_p=dropout, is_causal=True)
     place = torch.arange(tokens, device=query.device)
@@ -133,6 +138,12 @@ def _one_document(
     scores = torch.tanh(query @ key.transpose(1, 2) * scale / softcap) * softcap
     weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1, dtype=torch.float32).to(query.dtype)
     return F.dropout(weights, dropout) @ value
+
+
+def _is_for_products(query: torch.Tensor, dropout: float, softcap: float | None) -> bool:
+    """Tell whether plain products are the faster way: short, on a CPU, in half precision."""
+    is_half = query.dtype in (torch.bfloat16, torch.float16)
+    return query.device.type == "cpu" and is_half and query.shape[1] <= LONGEST and not dropout and softcap is None
 
 
 def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **settings: Any) -> torch.Tensor:
