@@ -111,8 +111,9 @@ def train(
     loaded = _checked(run_file, given)
     check_output_dir(Path(loaded.config.run.output_dir))
     from unisono.launch import run
+    from unisono.ledger import process_began
 
-    raise typer.Exit(run(loaded, given))
+    raise typer.Exit(run(loaded, given, began=process_began()))
 
 
 @data_app.command()

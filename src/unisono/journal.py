@@ -8,6 +8,7 @@ from statistics import median
 from unisono import dist
 from unisono.build import Run
 from unisono.data.loader import UpdateBatch
+from unisono.memory import peak_bytes
 from unisono.metrics.display import Display
 from unisono.metrics.record import Spans
 from unisono.optim import rate
@@ -30,6 +31,7 @@ class Journal:
         self._pulse = pulse
         self._num_slow = [0] * run.world.size
         self.spans = Spans(listener=pulse.at)
+        files.moment("session", update=first - 1)
         self.display = Display(first=first, total=run.total, every=run.config.log.every, speaks=run.world.is_first)
 
     def update(self, batch: UpdateBatch, result: UpdateResult) -> None:
@@ -53,6 +55,7 @@ class Journal:
                 "seconds_by_cause": parts,
             }
         )
+        files.moment("update", update=batch.number, data=parts.get("data", 0.0))
         files.ids(batch.number, batch.records)
         files.left_out(batch.number, batch.left_out)
         files.events.write(
@@ -68,18 +71,21 @@ class Journal:
         """Write how long something besides the updates took; the spans begin anew."""
         seconds, parts = self.spans.take()
         self._files.events.write({"kind": what, "update": state.update, "seconds": seconds, "spans": parts})
+        self._files.moment(what, update=state.update)
 
     def close(self, update: int) -> None:
         """Collective. Write where the time of this session's updates went; say how much was waiting for data.
 
-        The rank that waited most counts, since the others wait for it.
+        The rank that waited most counts, since the others wait for it; and the one that needed most memory.
         """
+        self._files.moment("close", update=update)
         session = self.spans.session
         if session.num_updates:
-            share = max(theirs for (theirs,) in dist.gather([session.data_wait_share]))
+            own = {"data_wait_share": session.data_wait_share, "peak_memory_bytes": peak_bytes(self._run.world.device)}
+            share, peak = (max(theirs) for theirs in zip(*dist.gather([float(value) for value in own.values()])))
             line = {"kind": "summary", "update": update, **asdict(session)}
-            self._files.line(line | {"data_wait_share": share})
-            self._files.events.write(line | {"data_wait_share": session.data_wait_share})
+            self._files.line(line | {"data_wait_share": share, "peak_memory_bytes": int(peak)})
+            self._files.events.write(line | own)
             for sentence in session.sentences(share, self._run.config.data.prefetch):
                 self.display.say(sentence)
         self.display.close()

@@ -1,4 +1,4 @@
-"""Out of memory in a micro-batch: said in words, with the smaller budget to try.
+"""Memory: the fullest micro-batch is tried before update 1; and running out is said in words, with a smaller budget.
 
 A rank that has run out cannot go on by itself: the others wait for it in an exchange. So it leaves with the override
 that a new start of all ranks is to use. The global batch stays as it is, and so does the result (law 6).
@@ -6,7 +6,10 @@ that a new start of all ranks is to use. The global batch stays as it is, and so
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -14,27 +17,65 @@ import torch
 from unisono.build import Run, micro_tokens
 from unisono.data.stream import StreamPlan
 from unisono.errors import OutOfMemoryError
-from unisono.state import TrainState
 
 LEAST_TOKENS = 64  # a smaller micro-batch saves nothing worth having
 
 
+def try_fullest(run: Run, say: Callable[[str], None]) -> None:
+    """Collective. Take forward and backward of the fullest micro-batch of the whole run, and forget them.
+
+    Beside it lies what the optimizer will have made in its first step. Weights, optimizer, order and what is random in
+    an update stay as they are. A stream's longest sample is not known: nothing is tried.
+    """
+    train = run.inputs.data.train
+    if isinstance(train, StreamPlan):
+        return
+    batch, samples = run.batches_of(train).fullest()
+    lengths = train.lengths[samples]
+    what = f"the fullest micro-batch ({len(samples)} samples, {lengths.sum():,} tokens, the longest {lengths.max():,})"
+    begin = time.monotonic()
+    with memory_named(run, lambda: f"{what}, its longest sample is record {train.record[samples[:1]][0]}"):
+        moments = 2 if run.config.optim.name == "adamw" else int(run.config.optim.momentum > 0)
+        to_come = [torch.ones_like(parameter) for _, parameter in run.named for _ in range(moments)]
+        with run.strategy.microbatch(last=run.strategy.forward_is_collective):
+            with run.precision.autocast():
+                loss = run.model(**batch.inputs(run.world.device))
+            run.strategy.backward(loss / len(lengths))
+        del to_come
+    run.optimizer.zero_grad(set_to_none=True)
+    say(f"{what} fits: {time.monotonic() - begin:.1f} s, {peak_words(run.world.device)}")
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the most memory that this rank has had so far: of the GPU if it has one, else of its process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def peak_words(device: torch.device) -> str:
+    """Say the peak, on a GPU beside what there is."""
+    peak = f"peak {peak_bytes(device) / 2**30:.2f}"
+    if device.type == "cuda":
+        return f"{peak} of {torch.cuda.get_device_properties(device).total_memory / 2**30:.1f} GiB"
+    return f"{peak} GiB a process"
+
+
 @contextmanager
-def memory_named(run: Run, state: TrainState) -> Iterator[None]:
-    """Turn an allocation that failed inside into OutOfMemoryError."""
+def memory_named(run: Run, where: Callable[[], str]) -> Iterator[None]:
+    """Turn an allocation that failed inside into OutOfMemoryError; ``where`` says at what."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _named(run, state) from error
+        raise _named(run, where()) from error
     except RuntimeError as error:
         if "can't allocate memory" not in str(error):  # torch's allocator of the CPU has no error of its own
             raise
-        raise _named(run, state) from error
+        raise _named(run, where()) from error
 
 
-def _named(run: Run, state: TrainState) -> OutOfMemoryError:
+def _named(run: Run, where: str) -> OutOfMemoryError:
     budget, retry = smaller(run)
-    where = f"update {state.update + 1}"
     if retry:
         return OutOfMemoryError(f"out of memory with {budget}", where=where, retry_with=retry, hint=f"try {retry[0]}")
     return OutOfMemoryError(

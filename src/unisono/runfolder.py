@@ -15,6 +15,7 @@ from unisono.config.load import Loaded
 from unisono.config.render import render
 from unisono.data.loader import LeftOutRecord
 from unisono.errors import OutputError
+from unisono.ledger import RankLedger
 from unisono.metrics.environment import environment
 from unisono.metrics.record import JsonLines, cut_after
 from unisono.metrics.trackers import TensorBoard, open_trackers
@@ -31,6 +32,7 @@ class RunFolder:
     samples: JsonLines | None
     gone: JsonLines | None  # what a stream left out
     events: JsonLines
+    ledger: RankLedger | None
     trackers: list[TensorBoard]
 
     @property
@@ -63,8 +65,16 @@ class RunFolder:
             file.parent.mkdir(exist_ok=True)
             _replace(file, b"".join(orjson.dumps(answer) + b"\n" for answer in answers))
 
+    def moment(self, kind: str, **values: object) -> None:
+        """Write a line of the ledger of time (rank 0)."""
+        if self.ledger is not None:
+            self.ledger.note(kind, **values)
+
     def close(self) -> None:
-        """Make everything durable."""
+        """Make everything durable; without a launcher, say where the time went."""
+        if self.ledger is not None:
+            for sentence in self.ledger.close():
+                print(sentence, flush=True)
         for file in (self.metrics, self.samples, self.gone, self.events):
             if file is not None:
                 file.close()
@@ -119,6 +129,7 @@ def open_run_folder(loaded: Loaded, *, rank: int, world: int, update: int, valid
         samples=JsonLines(path / "samples.jsonl") if rank == 0 and config.log.samples else None,
         gone=JsonLines(path / "left_out.jsonl") if rank == 0 and config.data.mode == "stream" else None,
         events=JsonLines(path / "events" / f"rank{rank}.jsonl"),
+        ledger=RankLedger(path) if rank == 0 else None,
         trackers=open_trackers(config.log.trackers, path) if rank == 0 else [],
     )
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from unisono import dist
@@ -17,7 +18,7 @@ from unisono.data.loader import Loader, UpdateBatch
 from unisono.errors import ConfigError, NonFiniteError
 from unisono.evaluation import Validation
 from unisono.journal import Journal
-from unisono.memory import memory_named
+from unisono.memory import memory_named, try_fullest
 from unisono.model.load import base_name
 from unisono.model.save import full_state, save_model
 from unisono.optim import rate
@@ -33,10 +34,9 @@ from unisono.stopping import AGAIN, StopRequest, interrupt, notice
 from unisono.worker import run_worker
 
 
-def main(loaded: Loaded) -> int:
+def main(loaded: Loaded, pulse: Pulse) -> int:
     """Run the whole story on this rank; returns the exit code: 0, or AGAIN if it was asked to stop before the end."""
-    config = loaded.config
-    pulse, stop = open_pulse(), StopRequest(config.run.output_dir)
+    config, stop = loaded.config, StopRequest(loaded.config.run.output_dir)
     world = dist.find_world()
     check_world(config, world.size)
     compute, reason = choose(config.precision.compute, world.device, config.precision.weights)
@@ -59,7 +59,10 @@ def main(loaded: Loaded) -> int:
         say(f"resumed {folder.name}: {state.update} of {run.total} updates are done")
     announce(run, f"{compute} ({reason})", say)
     files = open_run_folder(loaded, rank=world.rank, world=world.size, update=state.update, validated=state.validated)
-    with memory_named(run, state):
+    if not state.update:
+        pulse.at("rehearsal")
+        try_fullest(run, say)
+    with memory_named(run, lambda: f"update {state.update + 1}"):
         is_whole = loop(run, state, files, pulse, stop)
     if is_whole:
         finish(run, files, pulse)
@@ -209,13 +212,13 @@ def _silent(_: str) -> None:
     """Say nothing: the voice of ranks other than the first."""
 
 
-def start(arguments: list[str]) -> int:
+def start(arguments: list[str], make_pulse: Callable[[], Pulse] = open_pulse) -> int:
     """Read the run file and the overrides of the command line, check them, and run."""
     if not arguments:
         raise ConfigError("no run file is named", hint="python -m unisono.train RUN.yaml [section.key=value ...]")
     loaded = load(Path(arguments[0]), arguments[1:])
     check(loaded.config)
-    return main(loaded)
+    return main(loaded, make_pulse())
 
 
 if __name__ == "__main__":

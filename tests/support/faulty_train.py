@@ -36,6 +36,11 @@ def after_update_two(method: Any) -> Any:
     return counting
 
 
+def in_third_update(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
+    """Fail in forward of the third update."""
+    return fails() if in_work[-1] > 2 else forward(self, *args, **kwargs)
+
+
 def nan_in_backward(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
     """Give a loss that is not a number from the first update on."""
     return forward(self, *args, **kwargs) * float("nan")
@@ -60,7 +65,7 @@ class ActsInBackward(torch.autograd.Function):
 def backward_fails(self: TrainingModel, *args: Any, **kwargs: Any) -> Any:
     """Fail in the middle of backward of the third update."""
     loss = forward(self, *args, **kwargs)
-    return ActsInBackward.apply(loss, fails) if next(forwards) > 2 else loss
+    return ActsInBackward.apply(loss, fails) if in_work[-1] > 2 else loss
 
 
 def delayed(method: Any, seconds: float, spared: int = 0) -> Any:
@@ -141,7 +146,6 @@ build_batch = Batches.build
 in_work = [0]
 seed_update, train.seed_update = train.seed_update, note_update
 forward = TrainingModel.forward
-forwards = iter(range(1, 10**6))
 
 if rank in ("all", os.environ["RANK"]):
     if phase == "group":
@@ -149,7 +153,7 @@ if rank in ("all", os.environ["RANK"]):
     elif phase == "fetch":
         Batches.build = after_update_two(Batches.build)
     elif phase == "forward":
-        TrainingModel.forward = after_update_two(forward)
+        TrainingModel.forward = in_third_update
     elif phase == "backward":
         TrainingModel.forward = backward_fails
     elif phase == "nan":
@@ -190,6 +194,8 @@ if rank in ("all", os.environ["RANK"]):
         evaluation.evaluate = hang_in_four(evaluation.evaluate)
     elif phase == "hang_once":
         TrainingModel.forward = hang_once
+    elif phase == "untried":
+        train.try_fullest = lambda *_: None
     elif phase == "log":
         RunFolder.line = after_update_two(RunFolder.line)
         RunFolder.ids = after_update_two(RunFolder.ids)

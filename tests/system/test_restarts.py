@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import pytest
@@ -28,13 +30,26 @@ def launch(file: Path, fault: str, monkeypatch: pytest.MonkeyPatch, *overrides: 
 def test_a_killed_rank_costs_nothing_but_time(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = make_run(tmp_path, tiny, checkpoint={"every": 1}, launch={"ranks": 2, "max_restarts": 1})
     train_whole(2, file, f"run.output_dir={tmp_path}/whole")
+    begin = time.time()
     assert launch(file, "killed_once@1", monkeypatch) == 0
+    seconds = time.time() - begin
     ours, whole = updates_of(tmp_path / "run"), updates_of(tmp_path / "whole")
     for line in [*ours, *whole]:
         for key in WHAT_MAY_DIFFER:
             del line[key]
     assert ours == whole and ids_of(tmp_path / "run") == ids_of(tmp_path / "whole")
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    ledger = json.loads((tmp_path / "run/goodput.json").read_text())
+    assert ledger["wall_seconds"] == pytest.approx(seconds, rel=0.01, abs=0.2)
+    in_all = ledger["productive_seconds"] + sum(ledger["lost_seconds"].values())
+    assert in_all == pytest.approx(ledger["wall_seconds"], rel=0.01) and ledger["num_updates"] == 6
+    (fault,) = ledger["faults"]
+    assert (fault["rank"], fault["exit_code"], fault["update"], fault["what"]) == (1, -9, 4, "SIGKILL")
+    assert fault["updates_redone"] <= 1  # the newest checkpoint was still being written
+    assert fault["recovery_seconds"] < 20
+    assert ledger["lost_seconds"]["restart"] > 0
+    alone = json.loads((tmp_path / "whole/goodput.json").read_text())  # without a launcher
+    assert alone["faults"] == [] and alone["num_updates"] == 6 and alone["lost_seconds"]["restart"] == 0
 
 
 @pytest.mark.faults
@@ -66,10 +81,35 @@ def test_too_little_memory_halves_the_micro_batch_and_changes_nothing(
     assert launch(file, "no_room@1", monkeypatch) == 0
     said = capfd.readouterr().err
     assert "out of memory with batch.micro_tokens 256" in said
-    assert "put batch.micro_tokens=128 into the run file" in said.splitlines()[-1]
+    assert "the fullest micro-batch (" in said and "longest sample is record" in said, "before update 1"
+    assert "put batch.micro_tokens=128 into the run file" in said
     ours, whole = updates_of(tmp_path / "run"), updates_of(tmp_path / "whole")
     assert [line["num_targets"] for line in ours] == [line["num_targets"] for line in whole]
     assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in whole], rel=0, abs=1e-5)
+
+
+def test_b48_a_sample_that_is_too_long_for_the_memory_is_named_before_update_1(
+    tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = make_run(tmp_path, tiny, data={"overlong": "error", "max_length": 400}, batch={"micro_tokens": 64})
+    with (tmp_path / "data.jsonl").open("a") as data:
+        turns = [{"role": "user", "content": "all?"}, {"role": "assistant", "content": "yes " * 60}]
+        data.write(json.dumps({"messages": turns}) + "\n")
+    assert launch(file, "no_room@0", monkeypatch, "launch.ranks=2") == 5
+    said = capfd.readouterr().err
+    (where,) = (line for line in said.splitlines() if "the fullest micro-batch (1 samples, 2" in line)
+    assert "its longest sample is record 20" in where, said
+    assert not updates_of(tmp_path / "run")
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_b48_trying_the_fullest_micro_batch_changes_no_bit(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: int
+) -> None:
+    file = make_run(tmp_path, tiny, launch={"ranks": world})
+    assert "fits: " in train_whole(world, file)
+    assert launch(file, "untried@all", monkeypatch, f"run.output_dir={tmp_path}/untried") == 0
+    assert_same_weights(tmp_path / "run", tmp_path / "untried")
 
 
 @pytest.mark.faults

@@ -181,3 +181,19 @@ def test_an_error_while_building_surfaces_in_its_place(prefetch: int) -> None:
 
 def test_a_finished_run_has_no_batches_left() -> None:
     assert list(loader(Watched(), 2, first=101)) == []
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=30), CUTS, st.integers(0, 2**32))
+def test_no_micro_batch_is_much_fuller_than_the_fullest(lengths: list[int], cut: Cut, seed: int) -> None:
+    def tokens(rows: np.ndarray) -> int:
+        return int(rows.sum() if cut.packed else len(rows) * rows.max())
+
+    every = np.array(lengths)
+    most = every[cut.fullest(every)]
+    if cut.micro_size is None:
+        assert tokens(most) <= max(cut.micro_tokens, every.max())
+    subset = np.random.default_rng(seed).permutation(every)[: 1 + seed % len(every)]
+    fullest = max(tokens(subset[rows]) for rows in cut(subset))
+    exact = cut.micro_size is not None or not cut.packed
+    assert tokens(most) >= (fullest if exact else 0.8 * fullest)

@@ -23,6 +23,7 @@ from unisono.data.spread import CostModel, spread
 from unisono.data.store import TokenStore
 
 Indices = NDArray[np.int64]
+FULLEST_WAYS = 8  # to look for the fullest micro-batch
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,30 @@ class Cut:
         if self.micro_size is not None:
             return batch_by_count(lengths, self.micro_size)
         return pack(lengths, self.micro_tokens) if self.packed else batch_padded(lengths, self.micro_tokens)
+
+    def fullest(self, lengths: Indices) -> Indices:
+        """Return the samples of a micro-batch with as many tokens as any: the longest, and what fits beside them.
+
+        Filling a row to the brim is a knapsack; a few greedy ways come within some tokens of it.
+        """
+        by_length = np.argsort(lengths, kind="stable")[::-1]
+        if self.micro_size is not None:
+            return by_length[: self.micro_size]
+        if not self.packed:
+            left = len(lengths) - np.arange(len(lengths))
+            rows_beside = np.minimum(left, np.maximum(1, self.micro_tokens // lengths[by_length]))
+            first = int(np.argmax(rows_beside * lengths[by_length]))
+            return by_length[first : first + int(rows_beside[first])]
+        rows = [self._filled(lengths[by_length], first) for first in range(min(FULLEST_WAYS, len(by_length)))]
+        return by_length[max(rows, key=lambda row: int(lengths[by_length[row]].sum()))]
+
+    def _filled(self, descending: Indices, first: int) -> list[int]:
+        """Fill a row, beginning with the place ``first``, always with the longest that still fits."""
+        chosen, room = [first], self.micro_tokens - int(descending[first])
+        while (place := max(chosen[-1] + 1, int(np.searchsorted(-descending, -room)))) < len(descending):
+            chosen.append(place)
+            room -= int(descending[place])
+        return chosen
 
 
 @dataclass(frozen=True)
@@ -103,6 +128,12 @@ class Batches:
             num_tokens=int(lengths.sum()),
             micro_batches=micro,
         )
+
+    def fullest(self) -> tuple[MicroBatch, Indices]:
+        """Return the micro-batch of this data that needs most memory, and its samples."""
+        lengths = self._store.lengths[np.arange(len(self._store))]
+        samples = self._cut.fullest(lengths)
+        return collate(self._store, samples, packed=self._cut.packed), samples
 
     def evaluation(self, chunk: int) -> Iterator[UpdateBatch]:
         """Yield the whole store once, in source order, ``chunk`` samples at a time, spread over the ranks."""

@@ -65,7 +65,7 @@ class Requests:
     def heard(self) -> Iterator[None]:
         """Take the signals over while inside."""
         try:
-            with self._notice.answering(self._pass_on), self._notice.listening():
+            with self._notice.answering(self._pass_on), self._notice.listening(), _agents_own_put_back():
                 self._handlers = {signum: signal.getsignal(signum) for signum in REQUESTS}
                 yield
         finally:
@@ -91,6 +91,17 @@ class Requests:
 
     def _insist(self, signum: signal.Signals) -> None:
         raise Stopped(signum, insisted=True)
+
+
+@contextmanager
+def _agents_own_put_back() -> Iterator[None]:
+    """Undo what the agent does about a signal that is no request to us."""
+    before = {} if sys.platform == "win32" else {signal.SIGQUIT: signal.getsignal(signal.SIGQUIT)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def start_ranks(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,13 +19,14 @@ from unisono.config.load import Loaded
 from unisono.config.schema import RunConfig
 from unisono.errors import CheckpointError
 from unisono.launch.environment import applied, rank_environment
-from unisono.launch.failure import Failure, first_failure, tell
+from unisono.launch.failure import HANG, Failure, first_failure, tell
 from unisono.launch.port import check_port
 from unisono.launch.ranks import Machine, decide_ranks, look_at_machine
 from unisono.launch.restarts import Restarts
+from unisono.ledger import LAUNCH, LaunchLedger
 from unisono.pulse import FLOOR as PULSE_FLOOR
 from unisono.pulse import FOLDER as PULSE_FOLDER
-from unisono.pulse import page_of, read_beat
+from unisono.pulse import Beat, page_of, read_beat
 from unisono.stopping import AGAIN, REQUESTS, Notice, interrupt
 from unisono.worker import LAUNCHER_PID
 
@@ -40,15 +42,18 @@ def run(
     *,
     module: str = "unisono.train",
     prepare: Callable[[RunConfig], object] | None = None,
+    began: float | None = None,
 ) -> int:
     """Run ``module`` on the ranks of the run file, with ``overrides`` as given, and return the exit code.
 
     See docs/reliability.md for the codes: 0; AGAIN when it was stopped and nothing is lost; 128 + signal when it was
     told twice; 2 for the person's own mistake; 3 for numbers that are gone; 1 for another failure once the restarts
-    are used up. ``prepare`` readies the data before there is any rank (default: that of ``unisono.build``).
+    are used up. ``prepare`` readies the data before there is any rank (default: that of ``unisono.build``);
+    ``began`` is when the person started it, in seconds since the epoch (default: now).
     Raises UserError for what is found before ranks exist.
     """
     config, waiting = loaded.config, Notice()
+    ledger = LaunchLedger(Path(config.run.output_dir), began=began or time.time())
     try:
         check_port(config.launch.port)
         machine = look_at_machine()
@@ -57,7 +62,10 @@ def run(
         with waiting.answering(interrupt), waiting.listening():
             (prepare or _prepare)(config)
         command = [sys.executable, "-m", "unisono.worker", module, str(loaded.path.absolute()), *overrides]
-        return _supervise(loaded, command)
+        code = _supervise(loaded, command, ledger)
+        for sentence in ledger.close(code):
+            _say(sentence)
+        return code
     except KeyboardInterrupt:
         _say("stopped before the ranks were started; what was prepared by then is kept")
         return AGAIN
@@ -85,7 +93,7 @@ def _environment(config: RunConfig, ranks: int, machine: Machine) -> dict[str, s
     return {**environment.variables, LAUNCHER_PID: str(os.getpid())}
 
 
-def _supervise(loaded: Loaded, command: Sequence[str]) -> int:
+def _supervise(loaded: Loaded, command: Sequence[str], ledger: LaunchLedger) -> int:
     """Start the ranks, again after a fault while there is hope, and return the exit code."""
     from unisono.launch.agent import Requests, Stopped
 
@@ -103,7 +111,7 @@ def _supervise(loaded: Loaded, command: Sequence[str]) -> int:
                     check_world(config, ranks, loaded.origins)
                     variables = _environment(config, ranks, machine)
                 with applied(variables):
-                    code, overrides = _attempt(config, [*command, *overrides], ranks, restarts, requests)
+                    code, overrides = _attempt(config, [*command, *overrides], ranks, restarts, requests, ledger)
                 if code is not None:
                     return code
                 overrides += _resume(config, known)
@@ -135,7 +143,12 @@ def _resume(config: RunConfig, known: dict[Path, Manifest]) -> list[str]:
 
 
 def _attempt(
-    config: RunConfig, command: Sequence[str], ranks: int, restarts: Restarts, requests: Requests
+    config: RunConfig,
+    command: Sequence[str],
+    ranks: int,
+    restarts: Restarts,
+    requests: Requests,
+    ledger: LaunchLedger,
 ) -> tuple[int | None, list[str]]:
     """Run the ranks once, under a rendezvous of their own. Returns the exit code; without one: overrides to go on."""
     from unisono.launch.agent import RUN_MARK, start_ranks
@@ -146,7 +159,8 @@ def _attempt(
     run_id = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="unisono-launch-") as folder:
         told = {RUN_MARK: run_id, PULSE_FOLDER: folder, PULSE_FLOOR: str(config.launch.hang_seconds)}
-        with applied(told):
+        ledger.note("start", ranks=ranks)
+        with applied({**told, LAUNCH: ledger.launch}):
             failures = start_ranks(
                 command,
                 ranks,
@@ -168,8 +182,21 @@ def _attempt(
         _tell(failures, ranks, "no restart: it was asked to stop")
         return 1, []
     decision = restarts.decide(failures, beats)
+    _note_fault(ledger, first_failure(failures), beats)
     _tell(failures, ranks, decision.fate)
     return None if decision.again else decision.code, list(decision.overrides)
+
+
+def _note_fault(ledger: LaunchLedger, first: Failure, beats: Sequence[Beat]) -> None:
+    lines = (first.text or first.signal_name or f"exit code {first.exit_code}").strip().splitlines()
+    ledger.note(
+        "fault",
+        rank=first.rank,
+        exit_code=first.exit_code,
+        is_hang=first.exit_code == HANG,
+        update=max((beat.update for beat in beats), default=0),
+        what=lines[0] if first.plain else lines[-1],  # a traceback says it last
+    )
 
 
 def _tell(failures: Sequence[Failure], ranks: int, fate: str) -> None:

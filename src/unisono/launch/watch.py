@@ -18,11 +18,13 @@ from pathlib import Path
 from unisono.launch.failure import HANG, Failure
 from unisono.pulse import PATIENCE, STACKS_SIGNAL, Beat, page_of, read_beat, stacks_of
 
+_OF_AN_UPDATE = ("other", "data", "forward", "backward", "exchange", "optimizer")
 # In the order in which a rank comes through them, between one finished update and the next.
 _ORDER = (
-    *("start", "prepare", "group", "load", "resume"),
+    *("start", "prepare", "group", "load", "resume", "rehearsal"),
     *("validation", "generation", "checkpoint"),
-    *("other", "data", "forward", "backward", "exchange", "optimizer", "export"),
+    *_OF_AN_UPDATE,
+    "export",
 )
 # In these the ranks wait for each other.
 _TOGETHER = {
@@ -87,7 +89,7 @@ def _of_update(beat: Beat) -> str:
 def _place(beat: Beat) -> str:
     if beat.phase == "data" and beat.beside:
         return beat.beside  # the thread that builds batches says more than the wait for it
-    return f"{beat.phase} of update {beat.done + 1}" if beat.phase in _ORDER[8:14] else beat.phase
+    return f"{beat.phase} of update {beat.done + 1}" if beat.phase in _OF_AN_UPDATE else beat.phase
 
 
 class Watch:

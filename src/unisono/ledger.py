@@ -1,0 +1,122 @@
+"""The diary of a run's time: ``ledger.jsonl`` in the run folder, a line per moment, kept through all its launches.
+
+Rank 0 writes what was done; the launcher, what it started and what failed. Every line has ``time`` (seconds since the
+epoch), ``launch`` (which start of the run it belongs to) and ``kind``:
+
+* ``launch``: somebody started the run; ``start``: its ranks are started (again);
+* ``session``: they are ready to go on after ``update`` updates;
+* ``update``, ``validation``, ``generation``, ``checkpoint``: that ended; an update says how long it waited (``data``);
+* ``close``: the last update is done; ``fault``: a rank failed; ``end``: the launch ended with ``code``.
+
+A line is one write to a file that is opened for appending: two processes can write, and one that is killed leaves
+whole lines.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psutil
+
+from unisono.durable import write_synced
+from unisono.goodput import Account, account
+
+LAUNCH = "UNISONO_LAUNCH"
+FILE, SUMMARY = "ledger.jsonl", "goodput.json"
+Line = dict[str, Any]
+
+
+def process_began() -> float:
+    """Return when this process began, in seconds since the epoch: before its imports."""
+    return float(psutil.Process().create_time())
+
+
+def read_ledger(folder: Path) -> list[Line]:
+    """Return the lines in the order of time; what a power cut has left of a line is passed over."""
+    lines = []
+    with suppress(FileNotFoundError):
+        for text in (folder / FILE).read_bytes().splitlines():
+            with suppress(orjson.JSONDecodeError):
+                lines.append(orjson.loads(text))
+    return sorted(lines, key=lambda line: float(line["time"]))
+
+
+def summarise(folder: Path) -> Account:
+    """Add the ledger up, and write the sums into the run folder."""
+    summary = account(read_ledger(folder))
+    private = folder / f".{SUMMARY}.tmp"
+    write_synced(private, orjson.dumps(summary.as_dict(), option=orjson.OPT_INDENT_2) + b"\n")
+    os.replace(private, folder / SUMMARY)
+    return summary
+
+
+def _append(folder: Path, lines: Sequence[Line]) -> None:
+    handle = os.open(folder / FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        size = os.fstat(handle).st_size
+        is_torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"  # a power cut
+        os.write(handle, b"\n" * is_torn + b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    finally:
+        os.close(handle)
+
+
+class RankLedger:
+    """Rank 0's side, which holds the run folder. Without a launcher it writes the launcher's lines too."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._is_alone = LAUNCH not in os.environ
+        self._launch = os.environ.get(LAUNCH) or uuid.uuid4().hex
+        if self._is_alone:
+            began = process_began()
+            for kind in ("launch", "start"):
+                _append(folder, [{"time": began, "launch": self._launch, "kind": kind}])
+
+    def note(self, kind: str, **values: object) -> None:
+        """Write a line."""
+        _append(self._folder, [{"time": time.time(), "launch": self._launch, "kind": kind, **values}])
+
+    def close(self) -> Iterator[str]:
+        """Yield what to say at the end of the run; nothing where a launcher will."""
+        if self._is_alone:
+            self.note("end", code=0)
+            yield from summarise(self._folder).sentences()
+
+
+class LaunchLedger:
+    """The launcher's side. It keeps its lines until rank 0 has written one of this launch.
+
+    Before that the run folder may not be there, or be another run's.
+    """
+
+    def __init__(self, folder: Path, *, began: float) -> None:
+        self.launch = uuid.uuid4().hex
+        self._folder = folder
+        self._waiting: list[Line] = []
+        self._line("launch", began)
+
+    def note(self, kind: str, **values: object) -> None:
+        """Write a line, now or as soon as the folder is known to be ours."""
+        self._line(kind, time.time(), **values)
+        if any(line["launch"] == self.launch for line in read_ledger(self._folder)):
+            _append(self._folder, self._waiting)
+            self._waiting.clear()
+
+    def close(self, code: int) -> Iterator[str]:
+        """Write the end and the sums; yield what to say. A disk that is full now must not hide the run's own end."""
+        try:
+            self.note("end", code=code)
+            if not self._waiting:
+                yield from summarise(self._folder).sentences()
+        except OSError as error:
+            yield f"the ledger of its time cannot be written: {error.strerror} ({error.filename or self._folder})"
+
+    def _line(self, kind: str, now: float, **values: object) -> None:
+        self._waiting.append({"time": now, "launch": self.launch, "kind": kind, **values})
