@@ -116,6 +116,25 @@ def train(
     raise typer.Exit(run(loaded, given, began=process_began()))
 
 
+@app.command()
+def drill(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    inject: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND@RANK:UPDATE:PHASE", help="plant this fault; may be repeated", show_default=False),
+    ] = None,
+) -> None:
+    """Hit a short run with faults, in a folder of its own, and compare it with one that is left alone.
+
+    Kinds: kill, segv, exit, raise, poison, hang, slow, stop, oom, nan, enospc, torn.
+    """
+    loaded = _checked(run_file, overrides)
+    from unisono.drill.drill import drill as hit
+
+    raise typer.Exit(hit(loaded, overrides or [], inject or [], print))
+
+
 @data_app.command()
 def show(
     run_file: RunFile,

@@ -27,6 +27,7 @@ import orjson
 FOLDER, FLOOR = "UNISONO_PULSE", "UNISONO_HANG_SECONDS"
 STACKS_SIGNAL = signal.SIGRTMIN + 3 if sys.platform == "linux" else None  # nobody else has a use for it
 PATIENCE = 10.0
+LEFT = "left"  # the last phase of a rank whose work is done
 MAX_IDS = 64
 _PAGE_BYTES = 4096
 _HEAD = struct.Struct("<QQ")  # a number that is odd while the page is being written, and the bytes that follow

@@ -24,7 +24,7 @@ from unisono.model.save import full_state, save_model
 from unisono.optim import rate
 from unisono.outcome import UpdateResult, Word, leave_out
 from unisono.precision import choose
-from unisono.pulse import Pulse, open_pulse
+from unisono.pulse import LEFT, Pulse, open_pulse
 from unisono.resume import find_checkpoint, restore
 from unisono.runfolder import RunFolder, checkpoints_of, lock, open_run_folder
 from unisono.saving import Saver
@@ -71,6 +71,7 @@ def main(loaded: Loaded, pulse: Pulse) -> int:
     files.close()
     del run
     dist.leave()
+    pulse.at(LEFT)
     return 0 if is_whole else AGAIN
 
 

@@ -92,8 +92,8 @@ def _run(main: Callable[[], object]) -> int:
 
 
 def _system_exit(leaving: SystemExit) -> int:
-    if leaving.code is None:
-        return 0
+    if leaving.code in (None, 0):  # the work's own end is to return
+        return _report("the rank left by sys.exit(0) before its work was done", 1, plain=True)
     if isinstance(leaving.code, int):
         return leaving.code
     return _report(str(leaving.code), 1, plain=True)

@@ -59,7 +59,7 @@ def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Compl
     [
         (("finish",), 0, ""),
         (("thread",), 0, ""),  # a thread that never ends does not hold the process
-        (("exit", "0"), 0, ""),
+        (("exit", "0"), 1, "error: the rank left by sys.exit(0) before its work was done"),
         (("exit", "7"), 7, ""),
         (("interrupt",), AGAIN, ""),
         (("words",), 1, "error: some words"),

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from unisono.errors import ConfigError
 
-PLANTED, DONE = "UNISONO_FAULTS", "UNISONO_FAULTS_DONE"
+# how a drill tells its ranks: the faults, where those that happened are noted, where the run saves
+PLANTED, DONE, CHECKPOINTS = "UNISONO_FAULTS", "UNISONO_FAULTS_DONE", "UNISONO_FAULTS_CHECKPOINTS"
 
 KINDS: Mapping[str, str] = {
     "kill": "SIGKILL, as by the kernel when memory runs out",

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from unisono.drill.faults import AFTER, BEFORE, Fault, Plan
+from unisono.drill.faults import AFTER, BEFORE, CHECKPOINTS, Fault, Plan
 from unisono.pulse import Pulse, open_pulse
 from unisono.train import start
 from unisono.worker import run_worker
@@ -91,7 +91,7 @@ def _enospc(_: Fault) -> None:
 
 
 def _torn(_: Fault) -> None:
-    folder = Path(os.environ["UNISONO_DRILL_CHECKPOINTS"])
+    folder = Path(os.environ[CHECKPOINTS])
 
     def kill_while_writing() -> None:
         known = set(folder.rglob("*"))

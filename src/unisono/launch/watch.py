@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unisono.launch.failure import HANG, Failure
-from unisono.pulse import PATIENCE, STACKS_SIGNAL, Beat, page_of, read_beat, stacks_of
+from unisono.pulse import LEFT, PATIENCE, STACKS_SIGNAL, Beat, page_of, read_beat, stacks_of
 
 _OF_AN_UPDATE = ("other", "data", "forward", "backward", "exchange", "optimizer")
 # In the order in which a rank comes through them, between one finished update and the next.
@@ -24,7 +24,7 @@ _ORDER = (
     *("start", "prepare", "group", "load", "resume", "rehearsal"),
     *("validation", "generation", "checkpoint"),
     *_OF_AN_UPDATE,
-    "export",
+    *("export", LEFT),
 )
 # In these the ranks wait for each other.
 _TOGETHER = {
