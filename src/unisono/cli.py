@@ -117,6 +117,15 @@ def train(
 
 
 @app.command()
+def rehearse(run_file: RunFile, overrides: Overrides = None) -> None:
+    """Before the night: the worst batch, a save, a kill, a validation, one rank beside all; and how long it takes."""
+    loaded = _checked(run_file, overrides)
+    from unisono.drill.rehearse import rehearse as try_all
+
+    raise typer.Exit(try_all(loaded, overrides or [], print))
+
+
+@app.command()
 def drill(
     run_file: RunFile,
     overrides: Overrides = None,
