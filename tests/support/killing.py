@@ -1,7 +1,8 @@
-"""Die by SIGKILL at the n-th thing that a save does to the disk: every open for writing, sync, rename, mkdir, remove.
+"""Die by SIGKILL, or meet an error, at the n-th thing that a save does to the disk.
 
-Python's audit events see them all before they happen, whoever does them (unisono, torch, shutil); a sync has no event
-and is wrapped. At a sync there are two ways to die: with the file as written, and with half of it.
+Those are every open for writing, sync, rename, mkdir, remove. Python's audit events see them all before they happen,
+whoever does them (unisono, torch, shutil); a sync has no event and is wrapped. At a sync there are two ways to die:
+with the file as written, and with half of it. An error (``ENOSPC`` ...) is raised in the place of the deed.
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class Deeds:
-    """Notes what is done below ``folder`` while ``watching``; kills the process at deed number ``fatal`` (from 0)."""
+    """Notes what is done below ``folder`` while ``watching``; kills the process at deed number ``fatal`` (from 0).
 
-    def __init__(self, folder: Path, fatal: int | None = None, *, tear: bool = False) -> None:
+    With ``error`` that deed fails instead.
+    """
+
+    def __init__(self, folder: Path, fatal: int | None = None, *, tear: bool = False, error: int = 0) -> None:
         self.names: list[str] = []
         self.watching = False
         self._folder = str(folder)
         self._fatal = fatal
         self._tear = tear
+        self._error = error
         self._sync = os.fsync
         os.fsync = self._fsync
         sys.addaudithook(self._audit)
@@ -49,6 +54,8 @@ class Deeds:
         if len(self.names) - 1 == self._fatal:
             if tear is not None and self._tear:
                 os.ftruncate(tear, os.fstat(tear).st_size // 2)
+            if self._error:
+                raise OSError(self._error, os.strerror(self._error), whole)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _fsync(self, handle: Any) -> None:
