@@ -136,7 +136,7 @@ def drill(
 ) -> None:
     """Hit a short run with faults, in a folder of its own, and compare it with one that is left alone.
 
-    Kinds: kill, segv, exit, raise, poison, hang, slow, stop, oom, nan, enospc, torn.
+    Kinds: kill, segv, exit, leave, raise, poison, hang, slow, stop, oom, nan, enospc, torn.
     """
     loaded = _checked(run_file, overrides)
     from unisono.drill.drill import drill as hit

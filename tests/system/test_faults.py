@@ -11,6 +11,7 @@ from support.launching import MARK, MODULES, alive
 from support.runs import make_run
 from unisono.checkpoint.manifest import newest_sound
 from unisono.config.load import load
+from unisono.drill.faults import AFTER, BEFORE, CHECKPOINTS, DONE, PLANTED, WITHIN
 from unisono.launch import run
 
 SECONDS = 15.0
@@ -65,3 +66,56 @@ def test_b10_three_bad_updates_in_a_row_stop_the_run(
     assert "rank 1, samples [" in printed.err
     assert printed.out.count("left out on all ranks") == 2
     assert len((folder / "metrics.jsonl").read_text().splitlines()) <= 2
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", ["raise", "kill", "segv", "exit", "leave"])
+@pytest.mark.parametrize("phase", [*BEFORE, *WITHIN, *AFTER])
+def test_b39_every_kind_of_end_in_every_phase(
+    phase: str,
+    kind: str,
+    tiny: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Within 15 s: a code that is not 0, the rank that was first and why, no process, the checkpoints sound."""
+    rank = 0 if phase == "generation" else 1
+    update = 0 if phase in BEFORE else 4
+    fault, done = f"{kind}@{rank}:{update}:{phase}", tmp_path / "done"
+    done.mkdir()
+    told = {
+        PLANTED: fault,
+        DONE: done,
+        CHECKPOINTS: tmp_path / "run/checkpoints",
+        "PYTHONPATH": MODULES,
+        MARK: tmp_path,
+    }
+    for name, value in told.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    file = make_run(
+        tmp_path,
+        tiny,
+        data={"validation": 0.2},
+        length={"updates": 4},
+        validate={"every": 2, "generate": 2},
+        checkpoint={"every": 2, "mode": "wait"},
+        launch={"ranks": 2, "max_restarts": 0},
+    )
+    code = run(load(file), module="unisono.drill.worker")
+    seconds = time.time() - (done / fault).stat().st_mtime
+    assert alive(str(tmp_path)) == []
+    assert code == 1 and seconds < SECONDS
+    last = "\n".join(capfd.readouterr().err.splitlines()[-30:])
+    words = {
+        "raise": f"planted by the drill: {fault}",
+        "kill": "SIGKILL",
+        "segv": "SIGSEGV",
+        "exit": "left by sys.exit(0) before its work was done",
+        "leave": f"left with exit code 0 before its work was done, in {phase}",
+    }
+    assert f"rank {rank} of 2 failed (" in last and words[kind] in last, last
+    if update:
+        sound, passed_over = newest_sound(tmp_path / "run/checkpoints")
+        assert sound is not None and passed_over == []

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,8 @@ def test_b07_train_names_the_three_numbers_before_the_model_loads() -> None:
 def test_train_hands_on_run_overrides_and_exit_code(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     seen: list[Any] = []
 
-    def run(loaded: Any, overrides: Any) -> int:
+    def run(loaded: Any, overrides: Any, *, began: float) -> int:
+        assert 0 < time.time() - began < 3600, "when this process began"
         seen.extend([loaded.config.optim.lr, list(overrides)])
         return code
 

@@ -60,6 +60,7 @@ def save_checkpoint(
         with warnings.catch_warnings():
             # one process on purpose: torch need not say that it has no process group
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            warnings.filterwarnings("ignore", message="TypedStorage is deprecated")  # torch 2.8 about itself
             save(tensors, storage_writer=writer, process_group=group, no_dist=world.size == 1)
     except (CheckpointException, OSError) as error:
         if world.is_first:

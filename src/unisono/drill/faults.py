@@ -16,6 +16,7 @@ KINDS: Mapping[str, str] = {
     "kill": "SIGKILL, as by the kernel when memory runs out",
     "segv": "a crash in native code",
     "exit": "sys.exit(0), far too early",
+    "leave": "os._exit(0), as some library may do it",
     "raise": "an exception",
     "poison": "an exception, each time that this update comes",
     "hang": "never goes on",
@@ -26,7 +27,6 @@ KINDS: Mapping[str, str] = {
     "enospc": "from here on no file can grow beyond some bytes",
     "torn": "SIGKILL in the middle of writing the checkpoint",
 }
-EVERY_TIME = ("poison", "slow")
 BEFORE = ("prepare", "group", "load", "resume", "rehearsal")  # before any update: theirs is 0
 WITHIN = ("data", "forward", "backward", "exchange", "optimizer")
 AFTER = ("validation", "generation", "checkpoint", "export")  # after the update that is named
@@ -89,9 +89,8 @@ class Plan:
         for fault in self.faults:
             if fault.rank != rank or fault.phase != phase:
                 continue
-            if fault.kind == "slow" and update >= fault.update:
-                found.append(fault)
-            elif fault.update == update and (fault.kind == "poison" or not self.happened(fault)):
+            goes_on = fault.kind == "slow" and update >= fault.update
+            if goes_on or (fault.update == update and (fault.kind == "poison" or not self.happened(fault))):
                 (self._done / str(fault)).touch()
                 found.append(fault)
         return found

@@ -70,7 +70,12 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 class Scratch:
-    """A folder beside the run's own, on the same disk; ``given`` are the overrides of the command line."""
+    """A folder beside the run's own, on the same disk; ``given`` are the overrides of the command line.
+
+    ``modules``: what the ranks run, left alone and with faults planted.
+    """
+
+    modules = ("unisono.train", "unisono.drill.worker")
 
     def __init__(self, loaded: Loaded, given: Sequence[str], folder: Path) -> None:
         self._loaded = loaded
@@ -105,8 +110,7 @@ class Scratch:
         for _ in range(MOST_STARTS):
             stops = {fault for fault in faults if fault.kind == "stop" and plan.happened(fault)}
             with applied(planted):
-                module = "unisono.drill.worker" if faults else "unisono.train"
-                code = run(load(self._loaded.path, overrides), overrides, module=module)
+                code = run(load(self._loaded.path, overrides), overrides, module=self.modules[bool(faults)])
             asked = {fault for fault in faults if fault.kind == "stop" and plan.happened(fault)} - stops
             if code != AGAIN:
                 break

@@ -54,6 +54,10 @@ def _exit(_: Fault) -> None:
     sys.exit(0)
 
 
+def _leave(_: Fault) -> None:
+    os._exit(0)
+
+
 def _raise(fault: Fault) -> None:
     raise RuntimeError(f"planted by the drill: {fault}")
 
@@ -106,6 +110,7 @@ _ACTS: dict[str, Callable[[Fault], None]] = {
     "kill": _kill,
     "segv": _segv,
     "exit": _exit,
+    "leave": _leave,
     "raise": _raise,
     "poison": _raise,
     "hang": _hang,

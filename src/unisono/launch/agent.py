@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
@@ -106,8 +106,8 @@ def _agents_own_put_back() -> Iterator[None]:
 
 def start_ranks(
     command: Sequence[str], ranks: int, *, port: int, run_id: str, log_dir: str, requests: Requests, watch: Watch
-) -> list[Failure]:
-    """Run ``command`` on ``ranks`` ranks to the end and return those that failed.
+) -> tuple[list[Failure], Sequence[int]]:
+    """Run ``command`` on ``ranks`` ranks to the end; return those that failed, and those that ended with code 0.
 
     Nothing that they started is left when this returns or raises. Raises Stopped (see Requests) and LaunchError if
     the ranks cannot meet.
@@ -126,7 +126,7 @@ def start_ranks(
         raise LaunchError(f"the ranks cannot meet on {LOOPBACK}: {error}", hint="see `unisono doctor`") from error
     finally:
         _kill_marked(run_id)
-    return watch.failures([_read(rank, failure) for rank, failure in result.failures.items()])
+    return watch.failures([_read(rank, failure) for rank, failure in result.failures.items()]), agent.ended
 
 
 class _Agent(LocalElasticAgent):
@@ -134,28 +134,33 @@ class _Agent(LocalElasticAgent):
 
     requests: Requests
     watch: Watch
+    ended: Sequence[int] = ()  # ranks that were gone with exit code 0 when the agent closed
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids: dict[int, Any] = super()._start_workers(worker_group)
         self.requests.watch_over(list(pids.values()))
-        self.watch.begin(list(pids.values()))
+        self.watch.begin(list(pids.values()), self._ended_well)
         if self._pcontext is not None:
-            _kill_on_close(self._pcontext)
+            self._kill_on_close(self._pcontext)
         return pids
 
+    def _ended_well(self) -> list[int]:
+        handlers = self._pcontext.subprocess_handlers if isinstance(self._pcontext, SubprocessContext) else {}
+        return [rank for rank, handler in handlers.items() if handler.proc.poll() == 0]
 
-def _kill_on_close(context: PContext) -> None:
-    """End ranks by ``PEER_LOST``: the agent closes only when one has failed, and the rest then waits for it in vain.
+    def _kill_on_close(self, context: PContext) -> None:
+        """End ranks by ``PEER_LOST``: the agent closes only when one has failed, and the rest waits for it in vain.
 
-    Its own SIGTERM is a request to save to our ranks; and it would wait 30 seconds before it kills.
-    """
-    close = context.close
+        Its own SIGTERM is a request to save to our ranks; and it would wait 30 seconds before it kills.
+        """
+        close = context.close
 
-    @functools.wraps(close)
-    def close_at_once(death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
-        close(PEER_LOST, _GRACE_SECONDS)
+        @functools.wraps(close)
+        def close_at_once(death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+            self.ended = self.ended or self._ended_well()
+            close(PEER_LOST, _GRACE_SECONDS)
 
-    context.close = close_at_once  # type: ignore[method-assign]
+        context.close = close_at_once  # type: ignore[method-assign]
 
 
 def _make_agent(command: Sequence[str], ranks: int, port: int, run_id: str, log_dir: str) -> _Agent:

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from unisono.launch.restarts import Restarts
 from unisono.ledger import LAUNCH, LaunchLedger
 from unisono.pulse import FLOOR as PULSE_FLOOR
 from unisono.pulse import FOLDER as PULSE_FOLDER
-from unisono.pulse import LEFT, Beat, page_of, read_beat
+from unisono.pulse import Beat, page_of, read_beat
 from unisono.stopping import AGAIN, REQUESTS, Notice, interrupt
 from unisono.worker import LAUNCHER_PID
 
@@ -152,7 +152,7 @@ def _attempt(
 ) -> tuple[int | None, list[str]]:
     """Run the ranks once, under a rendezvous of their own. Returns the exit code; without one: overrides to go on."""
     from unisono.launch.agent import RUN_MARK, start_ranks
-    from unisono.launch.watch import Watch
+    from unisono.launch.watch import Watch, left_early
 
     port = config.launch.port
     check_port(port)
@@ -161,7 +161,7 @@ def _attempt(
         marks = {RUN_MARK: run_id, PULSE_FOLDER: folder, PULSE_FLOOR: str(config.launch.hang_seconds)}
         ledger.note("start", ranks=ranks)
         with applied({**marks, LAUNCH: ledger.launch}):
-            failures = start_ranks(
+            failures, ended = start_ranks(
                 command,
                 ranks,
                 port=port,
@@ -171,7 +171,7 @@ def _attempt(
                 watch=Watch(Path(folder), config.launch.hang_seconds),
             )
         told = {rank: beat for rank in range(ranks) if (beat := read_beat(page_of(Path(folder), rank))) is not None}
-    failures, beats = [*_left_early(failures, told), *failures], list(told.values())
+    failures, beats = [*left_early(ended, told), *failures], list(told.values())
     if not failures:
         if restarts.overrides:
             _say(f"put {' '.join(restarts.overrides)} into the run file: with more, memory ran out")
@@ -186,19 +186,6 @@ def _attempt(
     _note_fault(ledger, first_failure(failures), beats)
     _tell(failures, ranks, decision.fate)
     return None if decision.again else decision.code, list(decision.overrides)
-
-
-def _left_early(failures: Sequence[Failure], beats: Mapping[int, Beat]) -> list[Failure]:
-    """Return the ranks that ended with code 0 in the middle of their work, as ``os._exit(0)`` in a library does it.
-
-    The others fail because of them, if there are others: these come first.
-    """
-    failed = {failure.rank for failure in failures}
-    return [
-        Failure(rank, 1, 0.0, f"the rank left with exit code 0 before its work was done, in {beat.phase}", plain=True)
-        for rank, beat in beats.items()
-        if beat.phase != LEFT and rank not in failed
-    ]
 
 
 def _note_fault(ledger: LaunchLedger, first: Failure, beats: Sequence[Beat]) -> None:

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,8 +92,23 @@ def _place(beat: Beat) -> str:
     return f"{beat.phase} of update {beat.done + 1}" if beat.phase in _OF_AN_UPDATE else beat.phase
 
 
+def left_early(ended: Sequence[int], beats: Mapping[int, Beat]) -> list[Failure]:
+    """Return those of the ranks that ended with code 0 that were in the middle of their work.
+
+    A library that calls ``os._exit(0)`` does it. The others, if any, fail because of them: these come first.
+    """
+    early = {rank: beats[rank].phase for rank in ended if rank in beats and beats[rank].phase != LEFT}
+    return [
+        Failure(rank, 1, 0.0, f"the rank left with exit code 0 before its work was done, in {phase}", plain=True)
+        for rank, phase in early.items()
+    ]
+
+
 class Watch:
-    """Watches the ranks of one attempt from a thread. ``failures`` gives the verdict, if there was a hang."""
+    """Watches the ranks of one attempt from a thread, and ends them where they would wait for ever.
+
+    ``failures`` gives the verdict: a hang, or a rank that left too early.
+    """
 
     def __init__(self, folder: Path, floor_seconds: float) -> None:
         self._folder = folder
@@ -102,9 +117,9 @@ class Watch:
         self._thread: threading.Thread | None = None
         self._account: Failure | None = None
 
-    def begin(self, pids: Sequence[int]) -> None:
-        """Watch over these processes, in the order of their ranks."""
-        self._thread = threading.Thread(target=self._look, args=[list(pids)], name="watch", daemon=True)
+    def begin(self, pids: Sequence[int], ended: Callable[[], Sequence[int]] = tuple) -> None:
+        """Watch over these processes, in the order of their ranks; ``ended`` are those that ended with code 0."""
+        self._thread = threading.Thread(target=self._look, args=[list(pids), ended], name="watch", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
@@ -114,15 +129,20 @@ class Watch:
             self._thread.join()
 
     def failures(self, seen: Sequence[Failure]) -> list[Failure]:
-        """Return the hang in place of what its end looked like from outside, or what was seen."""
+        """Return the verdict in place of what its end looked like from outside, or what was seen."""
         return list(seen) if self._account is None else [self._account]
 
-    def _look(self, pids: list[int]) -> None:
+    def _look(self, pids: list[int], ended: Callable[[], Sequence[int]]) -> None:
         now = time.monotonic()
         last = {rank: Beat(since=now, deadline=now + PATIENCE * self._floor_seconds) for rank in range(len(pids))}
         while not self._ended.wait(_LOOK_SECONDS):
-            for rank in last:
-                last[rank] = read_beat(page_of(self._folder, rank)) or last[rank]
+            gone = ended()  # first: what they told last is read after it
+            told = {rank: beat for rank in last if (beat := read_beat(page_of(self._folder, rank))) is not None}
+            if early := left_early(gone, told):
+                self._account = early[0]
+                signal_all(pids, signal.SIGKILL)
+                return
+            last |= told
             now = time.monotonic()
             hang = judge(last, now)
             if hang is not None:
