@@ -29,3 +29,6 @@ for compute in $formats; do
     "$PYTHON" -m unisono.train "$scratch/run.yaml" "precision.compute=$compute" "run.output_dir=$scratch/$compute" \
         log.every=10
 done
+echo "== faults on this machine: the standard drill and a rehearsal"
+"$PYTHON" -c "from unisono.cli import main; main()" drill "$scratch/run.yaml"
+"$PYTHON" -c "from unisono.cli import main; main()" rehearse "$scratch/run.yaml"

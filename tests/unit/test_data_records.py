@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,3 +218,13 @@ def test_any_record_is_converted_or_refused_by_name(turns: list[Any], tools: Any
         assert isinstance(message.content, str) and isinstance(message.reasoning, str)
         assert all(isinstance(call["function"]["arguments"], dict) for call in message.tool_calls)
         json.dumps(message.as_dict())
+
+
+def test_the_lines_shown_in_the_documentation_are_records() -> None:
+    text = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.partition("```jsonl\n")[2].partition("```")[0].splitlines()]
+    shapes = [recognise(line, "docs") for line in lines]
+    assert shapes == ["messages"] * 4 + ["conversations", "instruction", "prompt_completion", "text"]
+    records = [convert(line, shape, "docs") for line, shape in zip(lines, shapes)]
+    assert isinstance(records[1], Conversation) and records[1].messages[1].train is False
+    assert isinstance(records[3], Conversation) and records[3].tools and records[3].messages[1].tool_calls
