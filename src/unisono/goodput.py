@@ -23,7 +23,7 @@ class Fault:
     """One failure: when, at which update, of which rank; what it cost.
 
     ``updates_redone``: updates that had been done and were lost; ``recovery_seconds``: until the end of the first
-    update that is new. None: that never came.
+    update that is new, as far as the run was running. None: that never came.
     """
 
     time: float
@@ -64,14 +64,18 @@ class Account:
         times = f" in {self.num_launches} starts" if self.num_launches > 1 else ""
         yield (
             f"goodput {self.goodput:.1%}: {self.productive_seconds:.1f} of {self.wall_seconds:.1f} s{times} went into "
-            f"{self.num_updates} updates" + (f"; the rest: {', '.join(said)}" if said else "")
+            f"{counted(self.num_updates, 'update')}" + (f"; the rest: {', '.join(said)}" if said else "")
         )
         if self.faults:
             redone = sum(fault.updates_redone or 0 for fault in self.faults)
             recovered = [f.recovery_seconds for f in self.faults if f.recovery_seconds is not None]
             longest = f"; at most {max(recovered):.1f} s from a fault to the next new update" if recovered else ""
-            plural = "s" if len(self.faults) > 1 else ""
-            yield f"{len(self.faults)} fault{plural}: {redone} updates were done again{longest}"
+            yield f"{counted(len(self.faults), 'fault')}: {counted(redone, 'update')} done again{longest}"
+
+
+def counted(number: int, what: str) -> str:
+    """Say a number of things: 1 fault, 2 faults."""
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def account(lines: Sequence[Line]) -> Account:
@@ -130,7 +134,7 @@ def _add_launch(whole: Account, launch: Sequence[tuple[Line, bool]]) -> None:
 
 
 def _faults(lines: Sequence[Line]) -> Iterator[Fault]:
-    furthest = 0
+    furthest, spans = 0, _spans(lines)
     for place, line in enumerate(lines):
         if line["kind"] == "update":
             furthest = max(furthest, line["update"])
@@ -143,5 +147,14 @@ def _faults(lines: Sequence[Line]) -> Iterator[Fault]:
             fault.updates_redone = max(0, furthest - resumed["update"])
         new = next((each for each in later if each["kind"] == "update" and each["update"] > furthest), None)
         if new is not None:
-            fault.recovery_seconds = new["time"] - fault.time
+            within = (min(end, new["time"]) - max(begin, fault.time) for begin, end in spans)
+            fault.recovery_seconds = sum(max(0.0, seconds) for seconds in within)
         yield fault
+
+
+def _spans(lines: Sequence[Line]) -> list[tuple[float, float]]:
+    """Return the first and the last moment of each launch."""
+    times: dict[str, list[float]] = {}
+    for line in lines:
+        times.setdefault(line["launch"], []).append(line["time"])
+    return [(each[0], each[-1]) for each in times.values()]

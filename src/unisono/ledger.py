@@ -14,7 +14,9 @@ whole lines.
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -35,7 +37,11 @@ Line = dict[str, Any]
 
 def process_began() -> float:
     """Return when this process began, in seconds since the epoch: before its imports."""
-    return float(psutil.Process().create_time())
+    if sys.platform != "linux":
+        return float(psutil.Process().create_time())
+    # psutil adds to a time of boot that is kept in whole seconds
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def read_ledger(folder: Path) -> list[Line]:
@@ -62,7 +68,9 @@ def _append(folder: Path, lines: Sequence[Line]) -> None:
     try:
         size = os.fstat(handle).st_size
         is_torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"  # a power cut
-        os.write(handle, b"\n" * is_torn + b"".join(orjson.dumps(line) + b"\n" for line in lines))
+        data = b"\n" * is_torn + b"".join(orjson.dumps(line) + b"\n" for line in lines)
+        if os.write(handle, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / FILE))
     finally:
         os.close(handle)
 
@@ -73,11 +81,13 @@ class RankLedger:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._is_alone = LAUNCH not in os.environ
-        self._launch = os.environ.get(LAUNCH) or uuid.uuid4().hex
-        if self._is_alone:
-            began = process_began()
-            for kind in ("launch", "start"):
-                _append(folder, [{"time": began, "launch": self._launch, "kind": kind}])
+        began = process_began()
+        self._launch = uuid.uuid4().hex
+        lines: list[Line] = [{"time": began, "launch": self._launch, "kind": kind} for kind in ("launch", "start")]
+        if not self._is_alone:
+            told = orjson.loads(os.environ[LAUNCH])
+            self._launch, lines = told["launch"], told["lines"]
+        _append(folder, lines)
 
     def note(self, kind: str, **values: object) -> None:
         """Write a line."""
@@ -93,7 +103,8 @@ class RankLedger:
 class LaunchLedger:
     """The launcher's side. It keeps its lines until rank 0 has written one of this launch.
 
-    Before that the run folder may not be there, or be another run's.
+    Before that the run folder may not be there, or be another run's. Rank 0 gets them by ``for_ranks`` and writes them
+    too, so that they are there if the launcher dies.
     """
 
     def __init__(self, folder: Path, *, began: float) -> None:
@@ -103,16 +114,27 @@ class LaunchLedger:
         self._line("launch", began)
 
     def note(self, kind: str, **values: object) -> None:
-        """Write a line, now or as soon as the folder is known to be ours."""
+        """Write a line, now or as soon as the folder is known to be ours and there is room."""
         self._line(kind, time.time(), **values)
-        if any(line["launch"] == self.launch for line in read_ledger(self._folder)):
+        with suppress(OSError):  # said at the close, if it is so still
+            self._write()
+
+    def for_ranks(self) -> str:
+        """Return what rank 0 is to find in the environment as LAUNCH."""
+        return orjson.dumps({"launch": self.launch, "lines": self._waiting}).decode()
+
+    def _write(self) -> None:
+        there = [line for line in read_ledger(self._folder) if line["launch"] == self.launch]
+        if there:
+            self._waiting = [line for line in self._waiting if line not in there]
             _append(self._folder, self._waiting)
-            self._waiting.clear()
+            self._waiting = []
 
     def close(self, code: int) -> Iterator[str]:
         """Write the end and the sums; yield what to say. A disk that is full now must not hide the run's own end."""
         try:
-            self.note("end", code=code)
+            self._line("end", time.time(), code=code)
+            self._write()
             if not self._waiting:
                 yield from summarise(self._folder).sentences()
         except OSError as error:

@@ -30,7 +30,8 @@ def try_fullest(run: Run, say: Callable[[str], None]) -> None:
     train = run.inputs.data.train
     if isinstance(train, StreamPlan):
         return
-    batch, samples = run.batches_of(train).fullest()
+    size = run.config.batch
+    batch, samples = run.batches_of(train).fullest(size.global_size, size.global_tokens)
     lengths = train.lengths[samples]
     what = f"the fullest micro-batch ({len(samples)} samples, {lengths.sum():,} tokens, the longest {lengths.max():,})"
     begin = time.monotonic()

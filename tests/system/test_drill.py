@@ -14,7 +14,7 @@ from unisono.drill.drill import drill
 from unisono.drill.faults import KINDS, Fault, parse
 from unisono.drill.rehearse import rehearse
 from unisono.drill.scratch import Scratch
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, OutputError
 
 WRONG_MODULE = ("support.wrong_train", "support.wrong_train")
 ADAPTER = {"rank": 4, "dropout": 0.2}
@@ -69,14 +69,14 @@ def test_faults_are_read_and_all_that_is_wrong_is_said() -> None:
 def test_a_drill_of_a_run_that_is_right(tiny: Path, tmp_path: Path) -> None:
     code, said = try_drill(two_ranks(tmp_path, tiny, model={"lora": ADAPTER}), "exit@1:3:backward")
     assert code == 0, said
-    assert "drill: passed. 1 faults happened; the samples of all 5 updates are the same" in said
+    assert "drill: passed. 1 fault happened; the samples of all 5 updates are the same" in said
     assert "and so are the final weights" in said
 
 
 @pytest.mark.faults
 def test_a_fault_that_never_comes_is_no_success(tiny: Path, tmp_path: Path) -> None:
     code, said = try_drill(two_ranks(tmp_path, tiny, launch={"ranks": 1}), "kill@0:2:validation")
-    assert code == 1 and "kill@0:2:validation did not happen" in said
+    assert code == 1 and "kill@0:2:validation did not happen" in said, "it has no validation data"
 
 
 @pytest.mark.faults
@@ -101,8 +101,28 @@ def test_every_kind(tiny: Path, tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.faults
 @pytest.mark.timeout(300)
-def test_a_nan_that_is_left_out(tiny: Path, tmp_path: Path) -> None:
-    code, said = try_drill(two_ranks(tmp_path, tiny, optim={"on_nonfinite": "skip"}), "nan@1:2:forward")
+@pytest.mark.parametrize(
+    "faults", [["kill@1:3:validation", "raise@0:5:generation"], ["torn@0:1:checkpoint"], ["exit@1:3:export"]]
+)
+def test_faults_after_an_update(tiny: Path, tmp_path: Path, faults: list[str]) -> None:
+    file = two_ranks(tmp_path, tiny, data={"validation": 0.2}, validate={"every": 2, "generate": 2})
+    code, said = try_drill(file, *faults)
+    assert code == 0, said
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+def test_three_faults_of_one_update_are_poison_to_the_run_and_right(tiny: Path, tmp_path: Path) -> None:
+    file = two_ranks(tmp_path, tiny, launch={"ranks": 1}, optim={"warmup": 20})
+    code, said = try_drill(file, "raise@0:2:forward", "kill@0:2:backward", "raise@0:2:optimizer")
+    assert code == 0 and "it ended with code 6, as it must" in said, said
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("how", ["skip", "rewind"])
+def test_a_nan_that_is_left_out(tiny: Path, tmp_path: Path, how: str) -> None:
+    code, said = try_drill(two_ranks(tmp_path, tiny, optim={"on_nonfinite": how}), "nan@1:2:forward")
     assert code == 0 and "and so are the final weights" in said, said
 
 
@@ -124,7 +144,8 @@ def test_a_drill_sees_a_trainer_that_resumes_wrongly(
 
 
 def test_a_rehearsal_of_a_run_that_is_right(tiny: Path, tmp_path: Path) -> None:
-    file = two_ranks(tmp_path, tiny, data={"validation": 0.2}, validate={"every": 4, "generate": 2})
+    settings = {"optim": {"warmup": 20, "skip_updates": [1, 4]}, "validate": {"every": 4, "generate": 2}}
+    file = two_ranks(tmp_path, tiny, data={"validation": 0.2}, **settings)
     code, said = try_rehearsal(file)
     assert code == 0, said
     lines = said.splitlines()
@@ -152,6 +173,12 @@ def test_a_rehearsal_counts_the_room_for_all_checkpoints(
     monkeypatch.setattr("unisono.drill.rehearse.shutil.disk_usage", lambda _: usage._replace(free=10_000))
     code, said = try_rehearsal(two_ranks(tmp_path, tiny, launch={"ranks": 1}))
     assert code == 1 and "NOT OK  disk: 3 checkpoints" in said
+
+
+def test_where_no_folder_can_be_made(tiny: Path, tmp_path: Path) -> None:
+    file = two_ranks(tmp_path, tiny)
+    with pytest.raises(OutputError, match=r"cannot be|no folder can be made"):
+        rehearse(load(file, ["run.output_dir=/proc/no/run"]), ["run.output_dir=/proc/no/run"], print)
 
 
 def test_a_run_that_fails_by_itself_is_not_ready(tiny: Path, tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +81,7 @@ def test_a_fault_costs_what_was_done_twice_and_the_way_back():
     (fault,) = found.faults
     assert (fault.update, fault.rank, fault.updates_redone, fault.recovery_seconds) == (4, 1, 2, 37.0)
     assert list(found.sentences())[1] == (
-        "1 fault: 2 updates were done again; at most 37.0 s from a fault to the next new update"
+        "1 fault: 2 updates done again; at most 37.0 s from a fault to the next new update"
     )
 
 
@@ -170,8 +173,9 @@ def test_the_launcher_writes_nothing_into_a_folder_that_is_not_its_own(tmp_path:
 def test_both_sides_write_one_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     launcher = LaunchLedger(tmp_path, began=1.0)
     launcher.note("start")
-    monkeypatch.setenv(LAUNCH, launcher.launch)
+    monkeypatch.setenv(LAUNCH, launcher.for_ranks())
     rank = RankLedger(tmp_path)
+    assert [line["kind"] for line in read_ledger(tmp_path)] == ["launch", "start"], "if the launcher is killed"
     rank.note("session", update=0)
     rank.note("update", update=1, data=0.0)
     assert list(rank.close()) == []
@@ -185,12 +189,35 @@ def test_both_sides_write_one_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_disk_that_is_full_is_said_and_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     launcher = LaunchLedger(tmp_path, began=1.0)
-    monkeypatch.setenv(LAUNCH, launcher.launch)
+    monkeypatch.setenv(LAUNCH, launcher.for_ranks())
     RankLedger(tmp_path).note("session", update=0)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("unisono.ledger._append", full)
+    launcher.note("fault")
     (said,) = launcher.close(0)
     assert "cannot be written: No space left on device" in said
+
+
+def test_recovery_leaves_out_the_time_between_launches():
+    diary = Diary()
+    diary.after(0, "launch")
+    diary.after(1, "start")
+    diary.after(1, "session", update=0)
+    diary.fault(5)
+    diary.after(2, "end", code=1)
+    diary.launch = "b"
+    diary.after(40_000, "launch")
+    diary.after(1, "start")
+    diary.after(1, "session", update=0)
+    diary.updates(1)
+    assert account(diary.lines).faults[0].recovery_seconds == 14
+
+
+def test_when_a_process_began():
+    code = "import time; begun = time.time(); from unisono.ledger import process_began; print(begun - process_began())"
+    before = time.time()
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert 0 <= float(said) < time.time() - before

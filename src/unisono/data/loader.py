@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -129,10 +129,16 @@ class Batches:
             micro_batches=micro,
         )
 
-    def fullest(self) -> tuple[MicroBatch, Indices]:
-        """Return the micro-batch of this data that needs most memory, and its samples."""
+    def fullest(self, global_size: int | None, global_tokens: int | None) -> tuple[MicroBatch, Indices]:
+        """Return the micro-batch of this data that needs most memory, and its samples.
+
+        The most loaded rank of an update has at most the mean and one sample more.
+        """
         lengths = self._store.lengths[np.arange(len(self._store))]
-        samples = self._cut.fullest(lengths)
+        longest = np.sort(lengths)[::-1][:global_size]
+        of_update = int(longest.sum()) if global_tokens is None else global_tokens
+        most = of_update // self._world + int(longest[0])
+        samples = replace(self._cut, micro_tokens=min(self._cut.micro_tokens, most)).fullest(lengths)
         return collate(self._store, samples, packed=self._cut.packed), samples
 
     def evaluation(self, chunk: int) -> Iterator[UpdateBatch]:

@@ -16,6 +16,7 @@ from unisono.config.load import Loaded
 from unisono.config.schema import RunConfig
 from unisono.drill.faults import Fault
 from unisono.drill.scratch import Interrupted, Outcome, Scratch
+from unisono.goodput import counted
 from unisono.launch.ranks import Machine, decide_ranks, look_at_machine
 from unisono.launch.restarts import OUT_OF_MEMORY
 from unisono.stopping import AGAIN
@@ -36,33 +37,30 @@ def rehearse(loaded: Loaded, given: Sequence[str], say: Callable[[str], None]) -
     """Rehearse the run; returns 0 if it is ready, 1 if not, AGAIN if the person stopped it."""
     config, machine = loaded.config, look_at_machine()
     ranks = decide_ranks(config, machine)
-    say(f"rehearsal: {NUM_UPDATES} updates on {ranks} ranks, with a kill in update {KILLED_AT}; nothing of it is kept")
-    settings: dict[str, object] = {"length.epochs": None, "launch.max_restarts": 1}
-    with Scratch.beside(loaded, given) as scratch:
-        try:
-            kill = Fault("kill", ranks - 1, KILLED_AT, "backward")
+    on = f"on {counted(ranks, 'rank')}"
+    say(f"rehearsal: {NUM_UPDATES} updates {on}, with a kill in update {KILLED_AT}; nothing of it is kept")
+    settings: dict[str, object] = {"launch.max_restarts": 1, "launch.ranks": ranks}
+    try:
+        with Scratch.beside(loaded, given) as scratch:
             whole = {**settings, "length.updates": NUM_UPDATES, "checkpoint.every": SAVED_AT}
-            together = scratch.run("together", whole, [kill])
+            together = scratch.run("together", whole, [Fault("kill", ranks - 1, KILLED_AT, "backward")])
             if together.code != 0:
                 say(f"\nnot ready: the rehearsal ended with exit code {together.code}: see above")
                 return 1
-            alone = None
+            findings = [_way_back(together), _disk(config, together, scratch.folder)]
             if ranks > 1:
                 say("\nrehearsal: the first update once more, on one rank")
                 one = {**settings, "length.updates": 1, "launch.ranks": 1, "strategy.name": "auto"}
-                alone = scratch.run("alone", one)
-        except Interrupted:
-            say("rehearsal: stopped")
-            return AGAIN
-        findings = [_way_back(together), _disk(config, together, scratch.folder)]
-        if alone is not None:
-            findings.append(_comparison(config, together, alone, ranks))
-        say("")
-        for finding in findings:
-            say(f"{'ok' if finding.ok else 'NOT OK':8}{finding.words}")
-        ready = all(finding.ok for finding in findings)
-        say(f"{'ready' if ready else 'not ready'}: {_how_long(config, together)}, {_peak(together, machine)}")
-        return 0 if ready else 1
+                findings.append(_comparison(config, together, scratch.run("alone", one), ranks))
+            say("")
+            for finding in findings:
+                say(f"{'ok' if finding.ok else 'NOT OK':8}{finding.words}")
+            ready = all(finding.ok for finding in findings)
+            say(f"{'ready' if ready else 'not ready'}: {_how_long(config, together)}, {_peak(together, machine)}")
+            return 0 if ready else 1
+    except Interrupted:
+        say("rehearsal: stopped")
+        return AGAIN
 
 
 def _way_back(outcome: Outcome) -> Finding:
@@ -73,7 +71,7 @@ def _way_back(outcome: Outcome) -> Finding:
     return Finding(
         True,
         f"killed in update {KILLED_AT}: {fault.recovery_seconds:.0f} s until there was a new update, "
-        f"{fault.updates_redone} updates were done again",
+        f"{counted(fault.updates_redone or 0, 'update')} done again",
     )
 
 
@@ -83,9 +81,9 @@ def _disk(config: RunConfig, outcome: Outcome, scratch: Path) -> Finding:
     needed = checkpoint * (config.checkpoint.keep + 2) + model  # the best one, and the one that is being written
     free = shutil.disk_usage(scratch).free + _size(scratch)
     words = (
-        f"disk: {config.checkpoint.keep} checkpoints of {checkpoint / 1e9:.2f} GB, the best, one being written, and "
+        f"disk: {config.checkpoint.keep} checkpoints of {checkpoint / 1e6:,.1f} MB, the best, one being written, and "
     )
-    words += f"the model need {needed / 1e9:.2f} GB; {free / 1e9:.2f} GB are free"
+    words += f"the model need {needed / 1e6:,.1f} MB; {free / 1e6:,.1f} MB are free"
     return Finding(free >= needed, words)
 
 

@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config.load import Loaded, load
+from unisono.config.output import check_output_dir
 from unisono.drill.faults import CHECKPOINTS, DONE, PLANTED, Fault, Plan
 from unisono.durable import hash_file
+from unisono.errors import OutputError
 from unisono.goodput import Account, account
 from unisono.launch import run
 from unisono.launch.environment import applied
 from unisono.ledger import read_ledger
-from unisono.stopping import AGAIN
+from unisono.stopping import AGAIN, Notice, interrupt
 
 OF_THE_CLOCK = ("seconds", "tokens_per_second", "seconds_by_cause")
+KILLED = 128  # exit codes of one who was told twice
 MOST_STARTS = 20  # of one run whose faults ask for new starts
 
 
@@ -86,12 +89,19 @@ class Scratch:
     @contextmanager
     def beside(cls, loaded: Loaded, given: Sequence[str]) -> Iterator[Scratch]:
         """Make the folder, and take it away whatever happens."""
-        place = Path(loaded.config.run.output_dir).absolute().parent
-        while not place.is_dir():
-            place = place.parent
-        folder = Path(tempfile.mkdtemp(prefix=".unisono-drill-", dir=place))
+        output_dir = Path(loaded.config.run.output_dir).absolute()
+        check_output_dir(output_dir)
+        place = next(parent for parent in output_dir.parents if parent.is_dir())
         try:
-            yield cls(loaded, given, folder)
+            folder = Path(tempfile.mkdtemp(prefix=".unisono-drill-", dir=place))
+        except OSError as error:
+            raise OutputError(f"no folder can be made in {place}: {error.strerror}", where="run.output_dir") from error
+        stop = Notice()
+        try:
+            with stop.answering(interrupt), stop.listening():
+                yield cls(loaded, given, folder)
+        except KeyboardInterrupt:
+            raise Interrupted from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -103,8 +113,7 @@ class Scratch:
         folder = self.folder / name
         done = self.folder / f"{name}-faults"
         done.mkdir()
-        fixed = {"run.output_dir": folder, "checkpoint.resume": "auto", "log.samples": True, "log.trackers": []}
-        overrides = [*self._given, *(f"{key}={_yaml(value)}" for key, value in {**fixed, **settings}.items())]
+        overrides = [*self._given, *(f"{k}={_yaml(v)}" for k, v in {**self._fixed(folder), **settings}.items())]
         planted = {PLANTED: " ".join(map(str, faults)), DONE: str(done), CHECKPOINTS: str(folder / "checkpoints")}
         plan = Plan(faults, done)
         for _ in range(MOST_STARTS):
@@ -112,11 +121,24 @@ class Scratch:
             with applied(planted):
                 code = run(load(self._loaded.path, overrides), overrides, module=self.modules[bool(faults)])
             asked = {fault for fault in faults if fault.kind == "stop" and plan.happened(fault)} - stops
+            if code >= KILLED or (code == AGAIN and not asked):
+                raise Interrupted
             if code != AGAIN:
                 break
-            if not asked:
-                raise Interrupted
         return Outcome(folder, code, [fault for fault in faults if plan.happened(fault)])
+
+    def _fixed(self, folder: Path) -> dict[str, object]:
+        """Return the settings of every short run; an update that is left out would miss its fault."""
+        return {
+            "run.output_dir": folder,
+            "checkpoint.resume": "auto",
+            "log.samples": True,
+            "log.trackers": [],
+            "length.epochs": None,
+            "optim.skip_updates": [],
+            "optim.warmup": 0,
+            "validate.every": None,
+        }
 
 
 def _yaml(value: object) -> str:

@@ -160,7 +160,7 @@ def _attempt(
     with tempfile.TemporaryDirectory(prefix="unisono-launch-") as folder:
         marks = {RUN_MARK: run_id, PULSE_FOLDER: folder, PULSE_FLOOR: str(config.launch.hang_seconds)}
         ledger.note("start", ranks=ranks)
-        with applied({**marks, LAUNCH: ledger.launch}):
+        with applied({**marks, LAUNCH: ledger.for_ranks()}):
             failures, ended = start_ranks(
                 command,
                 ranks,
