@@ -7,6 +7,7 @@ docs/reliability.md.
 from __future__ import annotations
 
 import enum
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -259,6 +260,9 @@ def _checked(run_file: Path, overrides: list[str] | None) -> Loaded:
 
 def main() -> None:
     """Run the command that was asked for; show a known error in plain words."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may not have the letters of the data
     try:
         app()
     except UnisonoError as error:

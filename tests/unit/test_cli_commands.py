@@ -234,3 +234,10 @@ def test_interrupt_ends_with_130() -> None:
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert b"Traceback" not in errors
+
+
+def test_a_terminal_without_the_letters_gets_them_escaped() -> None:
+    code = "import sys; from unisono.cli import main; sys.argv[1:] = ['--version']\ntry: main()\nfinally: print('日本')"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert r"\u65e5\u672c" in said.stdout

@@ -451,6 +451,35 @@ def test_b23_a_prompt_that_is_too_long_is_cut_and_an_answer_never(folder: Path) 
     assert middle == Overlong(len(encode(tokenizer, conversation("a" * 50, "yes", "b" * 50, "no")).ids), exact=True)
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    words=st.lists(st.text("ab é.\n日", min_size=1, max_size=9), min_size=1, max_size=8),
+    length=st.integers(12, 40),
+    merging=st.booleans(),
+)
+def test_b35_the_far_beginning_of_a_huge_prompt_is_not_tokenised(
+    tmp_path_factory: pytest.TempPathFactory, words: list[str], length: int, merging: bool
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / f"huge {merging}"
+    merges = [("Ġ", "a"), ("a", "b"), ("Ċ", "a")] if merging else []
+    tokenizer = _tokenizer_with_merges(folder, CHATML, *merges)
+    record = conversation("so " + " ".join(words) * 2000, "yes")
+    encoder = Encoder(tokenizer, "messages", length, overlong="truncate_prompt")
+    (short,) = encoder.encode([record])
+    layout = encoder._without_far_prompt(encoder._lay_out(record))
+    encoder._without_far_prompt = lambda layout: layout  # type: ignore[method-assign]
+    (long,) = encoder.encode([record])
+    assert isinstance(short, tuple) and isinstance(long, tuple)
+    assert short[0].ids.tolist() == long[0].ids.tolist()
+    assert short[0].is_target.tolist() == long[0].is_target.tolist() and short[0].is_cut
+    assert not layout.is_cut or len(layout.text) <= 2 * encoder._max_characters + 100
+
+
+def test_pieces_of_a_split_text_need_three_tokens(folder: Path) -> None:
+    with pytest.raises(DataError, match="pieces of a split text need 3 tokens"):
+        Encoder(tokenizer_with(CHATML, folder), "text", 2, overlong="split")
+
+
 @settings(max_examples=60, deadline=None)
 @given(size=st.integers(3, 12), text=st.text("ab é", min_size=1, max_size=60).filter(str.strip))
 def test_a_split_text_loses_nothing(tmp_path_factory: pytest.TempPathFactory, size: int, text: str) -> None:

@@ -16,9 +16,10 @@ its prompt but never a target (``truncate_prompt``), or, a plain text, is cut in
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,11 @@ from unisono.data.render import NamedRefusal
 from unisono.data.template import ChatTemplate, Layout
 from unisono.errors import DataError, ModelError
 
+LEAST_PIECE = 3  # tokens of a split text: of an odd number in twos, one would be left alone
 JOIN: dict[Shape, str] = {"prompt_completion": "", "instruction": "\n\n"}
 # Normalisation may shorten a text before it is tokenised; nothing shortens it to a quarter.
 _NORMALISATION_ALLOWANCE = 4
+_BETWEEN_WORDS = re.compile(r"\w[ \n](?=\w)")
 
 Ids = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
@@ -80,6 +83,12 @@ class Encoder:
         overlong: WhenOverlong = "drop",
     ) -> None:
         _check(tokenizer, shape, overlong)
+        if overlong == "split" and max_length < LEAST_PIECE:
+            raise DataError(
+                f"data.max_length is {max_length}, and the pieces of a split text need {LEAST_PIECE} tokens: "
+                "of one token alone nothing can be learned",
+                where="data.max_length",
+            )
         self._tokenizer = tokenizer
         self._shape: Shape = shape
         self._max_length = max_length
@@ -107,7 +116,7 @@ class Encoder:
         for i, record in enumerate(records):
             if answers[i] is None:
                 try:
-                    pending.append((i, self._lay_out(record)))
+                    pending.append((i, self._without_far_prompt(self._lay_out(record))))
                 except DataError as error:
                     answers[i] = error
         with NamedRefusal("the tokenizer refuses a text", str(self._tokenizer.name_or_path)):
@@ -126,9 +135,9 @@ class Encoder:
             tokens = self._plain(layout, encoding, record.where)
         else:
             tokens = self._templated(layout, encoding, record.where)
-            if isinstance(record, Conversation):
+            if isinstance(record, Conversation) and not layout.is_cut:
                 self._check_ids(record, layout.kind, tokens.ids)
-        if len(tokens.ids) <= self._max_length:
+        if len(tokens.ids) <= self._max_length and not layout.is_cut:
             return (tokens,)
         if self._overlong == "split":
             return self._split(tokens)
@@ -151,6 +160,24 @@ class Encoder:
             if num_characters <= self._max_characters:
                 return None
         return Overlong(num_characters * self._max_length // self._max_characters, exact=False)
+
+    def _without_far_prompt(self, layout: Layout) -> Layout:
+        """Cut text away that a truncated prompt loses anyhow, so that one huge prompt does not cost gigabytes.
+
+        What is left has more tokens than a sample may, and begins between two words, far before the tokens that are
+        kept: those are the ones of the whole text. A prompt without such a place is tokenised whole.
+        """
+        if self._overlong != "truncate_prompt" or not layout.spans:
+            return layout
+        begin = max(0, layout.spans[0][0] - 2 * self._max_characters)
+        seam = _BETWEEN_WORDS.search(layout.text, begin, begin + self._max_characters) if begin else None
+        if seam is None:
+            return layout
+        first = self._tokenizer.bos_token or ""
+        head = first if self._template is not None and layout.text.startswith(first) else ""
+        shift = seam.end() - 1 - len(head)
+        spans = [(a - shift, b - shift, c - shift) for a, b, c in layout.spans]
+        return replace(layout, text=head + layout.text[seam.end() - 1 :], spans=spans, is_cut=True)
 
     def _check_ids(self, record: Conversation, kind: tuple[str, ...], ids: Ids) -> None:
         """Compare our ids with the tokenizer's own, once for each sequence of roles."""
@@ -257,7 +284,7 @@ class Encoder:
         """Cut a text in pieces of at most ``max_length`` tokens; the first of each is context only."""
         size = self._max_length
         starts = list(range(0, len(tokens.ids), size))
-        if len(tokens.ids) - starts[-1] == 1 and size > 2:
+        if len(tokens.ids) - starts[-1] == 1:
             starts[-1] -= 1  # a token alone could not be learned
         pieces = [tokens.ids[a:b] for a, b in zip(starts, [*starts[1:], len(tokens.ids)])]
         return tuple(Tokens(piece, _all_but_first(len(piece))) for piece in pieces)

@@ -51,12 +51,13 @@ Span = tuple[int, int, int]
 class Layout:
     """A rendering and, for each learned answer, its characters: first, end of the text, end with the end marker.
 
-    kind: the roles, and whether there is more than roles and texts.
+    kind: the roles, and whether there is more than roles and texts. is_cut: the beginning is missing.
     """
 
     text: str
     spans: Sequence[Span]
     kind: tuple[str, ...] = ()
+    is_cut: bool = False
 
 
 @dataclass(frozen=True)
