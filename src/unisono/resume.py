@@ -88,7 +88,12 @@ def find_checkpoint(
             where="checkpoint.resume",
             hint="set checkpoint.resume=auto to go on from the newest sound one, or choose another run.output_dir",
         )
-    return Path(answer["folder"]) if "folder" in answer else None
+    if "folder" not in answer:
+        return None
+    found = Path(answer["folder"])
+    if world.is_first and (before := read(found).world) != world.size:
+        say(f"{found.name} was saved on {before} ranks and goes on on {world.size}: the same samples, other roundings")
+    return found
 
 
 def _look(resume: str, folder: Path, say: Callable[[str], None], last: int | None) -> dict[str, str]:
