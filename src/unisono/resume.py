@@ -20,6 +20,7 @@ from unisono.config.schema import RunConfig
 from unisono.data.order import ORDER_VERSION
 from unisono.dist import World, agree
 from unisono.errors import CheckpointError, ConfigError, OutputError
+from unisono.goodput import counted
 from unisono.optim import empty_state, optimizer_state, restore_state
 from unisono.state import TrainState
 
@@ -92,7 +93,7 @@ def find_checkpoint(
         return None
     found = Path(answer["folder"])
     if world.is_first and (before := read(found).world) != world.size:
-        say(f"{found.name} was saved on {before} ranks and goes on on {world.size}: the same samples, other roundings")
+        say(f"{found.name} was saved on {counted(before, 'rank')} and goes on on {world.size}: the same samples, other roundings")
     return found
 
 

@@ -136,7 +136,7 @@ def test_b55_other_numbers_of_processes_train_the_same_samples(
     train_until_killed(1, file, 5)
     assert [line["update"] for line in read_lines(run / "events/rank1.jsonl") if "micro_batches" in line] == [1, 2]
     said = train_whole(3, file)
-    assert "resumed update-00000004" in said and "was saved on 1 ranks and goes on on 3" in said
+    assert "resumed update-00000004" in said and "was saved on 1 rank and goes on on 3" in said
     assert ids_of(run) == ids_of(whole(1)) == ids_of(whole(2))
     ours, reference = updates_of(run), updates_of(whole(1))
     assert [line["update"] for line in ours] == [1, 2, 3, 4, 5, 6]
