@@ -93,7 +93,8 @@ def find_checkpoint(
         return None
     found = Path(answer["folder"])
     if world.is_first and (before := read(found).world) != world.size:
-        say(f"{found.name} was saved on {counted(before, 'rank')} and goes on on {world.size}: the same samples, other roundings")
+        saved_on = counted(before, "rank")
+        say(f"{found.name} was saved on {saved_on} and goes on on {world.size}: the same samples, other roundings")
     return found
 
 
