@@ -75,8 +75,21 @@ def test_a_drill_of_a_run_that_is_right(tiny: Path, tmp_path: Path) -> None:
 
 @pytest.mark.faults
 def test_a_fault_that_never_comes_is_no_success(tiny: Path, tmp_path: Path) -> None:
-    code, said = try_drill(two_ranks(tmp_path, tiny, launch={"ranks": 1}), "kill@0:2:validation")
-    assert code == 1 and "kill@0:2:validation did not happen" in said, "it has no validation data"
+    file = two_ranks(tmp_path, tiny, launch={"ranks": 1})
+    code, said = try_drill(file, "poison@0:2:forward", "kill@0:4:forward")
+    assert code == 1 and "kill@0:4:forward did not happen" in said
+
+
+def test_a_fault_that_cannot_come_is_refused(tiny: Path, tmp_path: Path) -> None:
+    file = two_ranks(tmp_path, tiny, launch={"ranks": 1})
+    for inject, message in {
+        "kill@0:2:validation": "data.validation is not set",
+        "kill@0:2:generation": "data.validation is not set",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            try_drill(file, inject)
+    with pytest.raises(ConfigError, match=r"there is a fault in update 4"):
+        try_drill(file, "kill@0:2:export", "kill@0:4:forward")
 
 
 @pytest.mark.faults

@@ -70,6 +70,13 @@ def _settings(config: RunConfig, faults: Sequence[Fault], ranks: int) -> dict[st
     if any(fault.update != last for fault in exports):
         what = f"the export comes after the last update, and there is a fault in update {last}"
         raise ConfigError(what, where=f"--inject {exports[0]}", hint="drill the export by itself")
+    for fault in faults:
+        if fault.phase in ("validation", "generation") and not config.data.validation:
+            raise ConfigError(
+                f"there is no {fault.phase} to hit: data.validation is not set", where=f"--inject {fault}"
+            )
+        if fault.phase == "generation" and not config.validation.generate:
+            raise ConfigError("there is no generation to hit: validate.generate is 0", where=f"--inject {fault}")
     saves_at_odd = any(fault.phase == "checkpoint" and fault.update % SAVE_EVERY for fault in faults)
     validates = any(fault.phase in ("validation", "generation") for fault in faults)
     settings: dict[str, object] = {
