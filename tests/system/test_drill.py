@@ -94,10 +94,10 @@ def test_a_fault_that_cannot_come_is_refused(tiny: Path, tmp_path: Path) -> None
 
 @pytest.mark.faults
 @pytest.mark.timeout(300)
-def test_the_standard_drill(tiny: Path, tmp_path: Path) -> None:
+def test_the_standard_drill(tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, said = try_drill(two_ranks(tmp_path, tiny, model={"lora": ADAPTER}))
     assert code == 0 and "drill: passed. 5 faults happened" in said, said
-    assert "4 faults:" in said, "being asked to stop is none"
+    assert "unisono: 4 faults:" in capfd.readouterr().err, "being asked to stop is none"
 
 
 @pytest.mark.faults
