@@ -26,7 +26,7 @@ test: $(VENV)/ready  ## the test suite
 	@echo "== tests: the suite but what is marked slow or faults (make faults)"
 	@$(VENV)/bin/python -m pytest $(PYTEST)
 
-faults: $(VENV)/ready  ## every fault in every phase, hundreds of kills (what docs/reliability.md says; half an hour)
+faults: $(VENV)/ready  ## every fault in every phase, hundreds of kills (what docs/reliability.md says; a quarter of an hour)
 	@echo "== faults: kills, stops, damage and full disks in real runs"
 	@$(VENV)/bin/python -m pytest -m faults --durations=15
 

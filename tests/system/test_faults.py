@@ -107,7 +107,8 @@ def test_b39_every_kind_of_end_in_every_phase(
     seconds = time.time() - (done / fault).stat().st_mtime
     assert alive(str(tmp_path)) == []
     assert code == 1 and seconds < SECONDS
-    last = "\n".join(capfd.readouterr().err.splitlines()[-30:])
+    printed = capfd.readouterr().err
+    last = "\n".join(printed.splitlines()[-30:])
     words = {
         "raise": f"planted by the drill: {fault}",
         "kill": "SIGKILL",
@@ -115,7 +116,8 @@ def test_b39_every_kind_of_end_in_every_phase(
         "exit": "left by sys.exit(0) before its work was done",
         "leave": f"left with exit code 0 before its work was done, in {phase}",
     }
-    assert f"rank {rank} of 2 failed (" in last and words[kind] in last, last
+    assert f"rank {rank} of 2 failed (" in printed and words[kind] in last, last
+    assert kind != "raise" or words[kind] in printed.splitlines()[-1], "the traceback is last on the screen"
     if update:
         sound, passed_over = newest_sound(tmp_path / "run/checkpoints")
         assert sound is not None and passed_over == []

@@ -64,7 +64,8 @@ def run(
         command = [sys.executable, "-m", "unisono.worker", module, str(loaded.path.absolute()), *overrides]
         code = _supervise(loaded, command, ledger)
         for sentence in ledger.close(code):
-            _say(sentence)
+            if code in (0, AGAIN):  # else the failure stays last on the screen
+                _say(sentence)
         return code
     except KeyboardInterrupt:
         _say("stopped before the ranks were started; what was prepared by then is kept")
