@@ -18,7 +18,9 @@ from unisono.resume import collect
 from unisono.runfolder import checkpoints_of
 from unisono.state import TrainState
 
-FIRST_SECONDS = 60.0  # after which an automatic first save comes: it tells what a save costs
+FIRST_SECONDS = (
+    15.0  # after which an automatic first save comes: it tells what a save costs, and faults may be frequent
+)
 
 
 class Saver:
