@@ -53,15 +53,16 @@ class Cut:
             rows_beside = np.minimum(left, np.maximum(1, self.micro_tokens // lengths[by_length]))
             first = int(np.argmax(rows_beside * lengths[by_length]))
             return by_length[first : first + int(rows_beside[first])]
-        rows = [self._filled(lengths[by_length], first) for first in range(min(FULLEST_WAYS, len(by_length)))]
-        return by_length[max(rows, key=lambda row: int(lengths[by_length[row]].sum()))]
+        ascending = -lengths[by_length]  # as searchsorted wants it
+        rows = [self._filled(ascending, first) for first in range(min(FULLEST_WAYS, len(by_length)))]
+        return by_length[min(rows, key=lambda row: int(ascending[row].sum()))]
 
-    def _filled(self, descending: Indices, first: int) -> list[int]:
-        """Fill a row, beginning with the place ``first``, always with the longest that still fits."""
-        chosen, room = [first], self.micro_tokens - int(descending[first])
-        while (place := max(chosen[-1] + 1, int(np.searchsorted(-descending, -room)))) < len(descending):
+    def _filled(self, ascending: Indices, first: int) -> list[int]:
+        """Fill a row, beginning with the place ``first``, always with the longest that fits; lengths are negative."""
+        chosen, room = [first], self.micro_tokens + int(ascending[first])
+        while (place := max(chosen[-1] + 1, int(np.searchsorted(ascending, -room)))) < len(ascending):
             chosen.append(place)
-            room -= int(descending[place])
+            room += int(ascending[place])
         return chosen
 
 
@@ -135,9 +136,10 @@ class Batches:
         The most loaded rank of an update has at most the mean and one sample more.
         """
         lengths = self._store.lengths[np.arange(len(self._store))]
-        longest = np.sort(lengths)[::-1][:global_size]
+        num_longest = min(len(lengths), global_size or 1)
+        longest = np.partition(lengths, -num_longest)[-num_longest:]
         of_update = int(longest.sum()) if global_tokens is None else global_tokens
-        most = of_update // self._world + int(longest[0])
+        most = of_update // self._world + int(longest.max())
         samples = replace(self._cut, micro_tokens=min(self._cut.micro_tokens, most)).fullest(lengths)
         return collate(self._store, samples, packed=self._cut.packed), samples
 
