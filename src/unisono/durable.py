@@ -17,6 +17,13 @@ def write_synced(file: Path, data: bytes) -> None:
         os.fsync(out.fileno())
 
 
+def replace_file(file: Path, data: bytes) -> None:
+    """Write a file by one rename: it has its old content, or all of the new one."""
+    private = file.with_name(f".{file.name}.tmp")
+    write_synced(private, data)
+    os.replace(private, file)
+
+
 def open_at(file: Path, num_bytes: int) -> BinaryIO:
     """Open for writing on after the first ``num_bytes``; what stands behind them is dropped."""
     handle = file.open("r+b" if file.exists() else "w+b")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 VERSION = 1
@@ -84,14 +85,12 @@ def account(lines: Sequence[Line]) -> Account:
     launches: dict[str, list[tuple[Line, bool]]] = {}
     for place, line in enumerate(lines):
         launches.setdefault(line["launch"], []).append((line, place in survivors))
-    before = None
+    spans = [(launch[0][0]["time"], launch[-1][0]["time"]) for launch in launches.values()]
     for launch in launches.values():
-        first, last = launch[0][0]["time"], launch[-1][0]["time"]
-        whole.away_seconds += max(0.0, first - before) if before is not None else 0.0
-        before = last
         _add_launch(whole, launch)
+    whole.away_seconds = sum(max(0.0, begin - end) for (_, end), (begin, _) in pairwise(spans))
     whole.num_launches, whole.num_updates = len(launches), len(survivors)
-    whole.faults = list(_faults(lines))
+    whole.faults = list(_faults(lines, spans))
     return whole
 
 
@@ -133,8 +132,8 @@ def _add_launch(whole: Account, launch: Sequence[tuple[Line, bool]]) -> None:
         whole.lost_seconds[cause] += seconds
 
 
-def _faults(lines: Sequence[Line]) -> Iterator[Fault]:
-    furthest, spans = 0, _spans(lines)
+def _faults(lines: Sequence[Line], spans: Sequence[tuple[float, float]]) -> Iterator[Fault]:
+    furthest = 0
     for place, line in enumerate(lines):
         if line["kind"] == "update":
             furthest = max(furthest, line["update"])
@@ -150,11 +149,3 @@ def _faults(lines: Sequence[Line]) -> Iterator[Fault]:
             within = (min(end, new["time"]) - max(begin, fault.time) for begin, end in spans)
             fault.recovery_seconds = sum(max(0.0, seconds) for seconds in within)
         yield fault
-
-
-def _spans(lines: Sequence[Line]) -> list[tuple[float, float]]:
-    """Return the first and the last moment of each launch."""
-    times: dict[str, list[float]] = {}
-    for line in lines:
-        times.setdefault(line["launch"], []).append(line["time"])
-    return [(each[0], each[-1]) for each in times.values()]

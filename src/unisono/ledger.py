@@ -27,12 +27,12 @@ from typing import Any
 import orjson
 import psutil
 
-from unisono.durable import write_synced
-from unisono.goodput import Account, account
+from unisono.durable import replace_file
+from unisono.goodput import Account, Line, account
+from unisono.metrics.record import JsonLines
 
 LAUNCH = "UNISONO_LAUNCH"
 FILE, SUMMARY = "ledger.jsonl", "goodput.json"
-Line = dict[str, Any]
 
 
 def process_began() -> float:
@@ -57,9 +57,7 @@ def read_ledger(folder: Path) -> list[Line]:
 def summarise(folder: Path) -> Account:
     """Add the ledger up, and write the sums into the run folder."""
     summary = account(read_ledger(folder))
-    private = folder / f".{SUMMARY}.tmp"
-    write_synced(private, orjson.dumps(summary.as_dict(), option=orjson.OPT_INDENT_2) + b"\n")
-    os.replace(private, folder / SUMMARY)
+    replace_file(folder / SUMMARY, orjson.dumps(summary.as_dict(), option=orjson.OPT_INDENT_2) + b"\n")
     return summary
 
 
@@ -81,23 +79,31 @@ class RankLedger:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._is_alone = LAUNCH not in os.environ
-        began = process_began()
-        self._launch = uuid.uuid4().hex
-        lines: list[Line] = [{"time": began, "launch": self._launch, "kind": kind} for kind in ("launch", "start")]
-        if not self._is_alone:
-            told = orjson.loads(os.environ[LAUNCH])
-            self._launch, lines = told["launch"], told["lines"]
-        _append(folder, lines)
+        told = _alone() if self._is_alone else orjson.loads(os.environ[LAUNCH])
+        self._launch = told["launch"]
+        _append(folder, told["lines"])
+        self._file = JsonLines(folder / FILE)  # stays open: there is a line for each update
 
     def note(self, kind: str, **values: object) -> None:
         """Write a line."""
-        _append(self._folder, [{"time": time.time(), "launch": self._launch, "kind": kind, **values}])
+        self._file.write({"time": time.time(), "launch": self._launch, "kind": kind, **values})
 
     def close(self) -> Iterator[str]:
         """Yield what to say at the end of the run; nothing where a launcher will."""
         if self._is_alone:
             self.note("end", code=0)
+        self._file.close()
+        if self._is_alone:
             yield from summarise(self._folder).sentences()
+
+
+def _alone() -> dict[str, Any]:
+    """Return what a launcher would have told: this process is its own."""
+    began, launch = process_began(), uuid.uuid4().hex
+    return {
+        "launch": launch,
+        "lines": [{"time": began, "launch": launch, "kind": kind} for kind in ("launch", "start")],
+    }
 
 
 class LaunchLedger:

@@ -17,6 +17,7 @@ import torch
 from unisono.build import Run, micro_tokens
 from unisono.data.stream import StreamPlan
 from unisono.errors import OutOfMemoryError
+from unisono.optim import num_moments
 
 LEAST_TOKENS = 64  # a smaller micro-batch saves nothing worth having
 
@@ -36,7 +37,7 @@ def try_fullest(run: Run, say: Callable[[str], None]) -> None:
     what = f"the fullest micro-batch ({len(samples)} samples, {lengths.sum():,} tokens, the longest {lengths.max():,})"
     begin = time.monotonic()
     with memory_named(run, lambda: f"{what}, its longest sample is record {train.record[samples[:1]][0]}"):
-        moments = 2 if run.config.optim.name == "adamw" else int(run.config.optim.momentum > 0)
+        moments = num_moments(run.config.optim)
         to_come = [torch.ones_like(parameter) for _, parameter in run.named for _ in range(moments)]
         with run.strategy.microbatch(last=run.strategy.forward_is_collective):
             with run.precision.autocast():

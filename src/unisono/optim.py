@@ -44,6 +44,11 @@ def rate(section: OptimSection, update: int, total: int, peak: float) -> float:
     return peak
 
 
+def num_moments(section: OptimSection) -> int:
+    """Return how many tensors the optimizer keeps for each parameter, of its size."""
+    return 2 if section.name == "adamw" else int(section.momentum > 0)
+
+
 def build_optimizer(
     section: OptimSection, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]
 ) -> torch.optim.Optimizer:

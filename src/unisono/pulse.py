@@ -27,6 +27,11 @@ import orjson
 FOLDER, FLOOR = "UNISONO_PULSE", "UNISONO_HANG_SECONDS"
 STACKS_SIGNAL = signal.SIGRTMIN + 3 if sys.platform == "linux" else None  # nobody else has a use for it
 PATIENCE = 10.0
+# The phases of a rank, in the order in which it comes through them: before any update, between two, within one.
+BEFORE = ("prepare", "group", "load", "resume", "rehearsal")
+BETWEEN = ("validation", "generation", "checkpoint")
+WITHIN = ("data", "forward", "backward", "exchange", "optimizer")
+EXPORT = "export"
 LEFT = "left"  # the last phase of a rank whose work is done
 MAX_IDS = 64
 _PAGE_BYTES = 4096

@@ -14,6 +14,7 @@ import orjson
 from unisono.config.load import Loaded
 from unisono.config.render import render
 from unisono.data.loader import LeftOutRecord
+from unisono.durable import replace_file
 from unisono.errors import OutputError
 from unisono.ledger import RankLedger
 from unisono.metrics.environment import environment
@@ -63,7 +64,7 @@ class RunFolder:
         if self.metrics is not None:
             file = self.path / GENERATIONS / f"update-{update:08d}.jsonl"
             file.parent.mkdir(exist_ok=True)
-            _replace(file, b"".join(orjson.dumps(answer) + b"\n" for answer in answers))
+            replace_file(file, b"".join(orjson.dumps(answer) + b"\n" for answer in answers))
 
     def moment(self, kind: str, **values: object) -> None:
         """Write a line of the ledger of time (rank 0)."""
@@ -121,8 +122,8 @@ def open_run_folder(loaded: Loaded, *, rank: int, world: int, update: int, valid
         cut_after(file, update, validated=validated if file.stem == "metrics" else None)
     if rank == 0:
         _drop_answers_after(path / GENERATIONS, min(update, validated))
-        _replace(path / "run.yaml", render(loaded).encode())
-        _replace(path / "environment.json", orjson.dumps(environment(world), option=orjson.OPT_INDENT_2))
+        replace_file(path / "run.yaml", render(loaded).encode())
+        replace_file(path / "environment.json", orjson.dumps(environment(world), option=orjson.OPT_INDENT_2))
     return RunFolder(
         path=path,
         metrics=JsonLines(path / "metrics.jsonl") if rank == 0 else None,
@@ -139,9 +140,3 @@ def _drop_answers_after(folder: Path, update: int) -> None:
         number = file.stem.removeprefix("update-")
         if number.isdecimal() and int(number) > update:
             file.unlink()
-
-
-def _replace(file: Path, data: bytes) -> None:
-    private = file.with_name(f".{file.name}.tmp")
-    private.write_bytes(data)
-    os.replace(private, file)

@@ -14,6 +14,7 @@ from unisono.checkpoint.manifest import Manifest
 from unisono.checkpoint.save import check_room, save_checkpoint
 from unisono.dist import any_rank, second_group
 from unisono.errors import OutputError
+from unisono.optim import num_moments
 from unisono.resume import collect
 from unisono.runfolder import checkpoints_of
 from unisono.state import TrainState
@@ -40,14 +41,17 @@ class Saver:
         """Refuse to start where there is no room for one more checkpoint and the final model."""
         run = self._run
         trained = sum(parameter.nbytes for _, parameter in run.named)
-        moments = 2 if run.config.optim.name == "adamw" else int(run.config.optim.momentum > 0)
         handed_over = run.saved if run.config.model.lora is None else None
         model = sum(each.nbytes for each in handed_over.parameters()) if handed_over is not None else trained
         problem = ""
         if run.world.is_first:
             self._folder.mkdir(parents=True, exist_ok=True)
             try:
-                check_room(self._folder, trained * (1 + moments) + model, "a checkpoint with the final model")
+                check_room(
+                    self._folder,
+                    trained * (1 + num_moments(run.config.optim)) + model,
+                    "a checkpoint with the final model",
+                )
             except OSError as error:
                 problem = str(error.strerror)
         if any_rank(bool(problem)):

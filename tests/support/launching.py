@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
+import pytest
 
 import unisono
 from unisono.config.load import Loaded
@@ -23,6 +24,13 @@ import sys
 from support.launching import run_fake
 sys.exit(run_fake(sys.argv[1], ranks=int(sys.argv[2]), restarts=int(sys.argv[3]), port=int(sys.argv[4])))
 """
+
+
+def tell_ranks(monkeypatch: pytest.MonkeyPatch, folder: Path, **told: object) -> None:
+    """Set the environment of a launch in this process: the modules under test, ``folder`` as its mark, and ``told``."""
+    for name, value in {"PYTHONPATH": MODULES, MARK: folder, **told}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
 def fake_config(*, ranks: int | str, restarts: int = 0, port: int = 0, **launch: object) -> RunConfig:

@@ -17,6 +17,7 @@ import pytest
 from support.ranks import RankFailed, run_ranks
 
 NOBODY = -1
+OF_THE_CLOCK = {"seconds", "tokens_per_second", "seconds_by_cause"}
 
 
 def make_data(folder: Path, num_samples: int = 20, *, seed: int = 0) -> Path:
@@ -110,6 +111,12 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 def updates_of(run: Path) -> list[dict[str, Any]]:
     """Return the metrics lines of updates; lines of another kind are left out."""
     return [line for line in read_lines(run / "metrics.jsonl") if "kind" not in line]
+
+
+def numbers_of(run: Path) -> list[dict[str, Any]]:
+    """Return all of metrics.jsonl that is not a time; the summary is one of times, and of a session."""
+    lines = [line for line in read_lines(run / "metrics.jsonl") if line.get("kind") != "summary"]
+    return [{key: value for key, value in line.items() if key not in OF_THE_CLOCK} for line in lines]
 
 
 def ids_of(run: Path) -> dict[int, list[int]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.launching import MARK, MODULES, alive
+from support.launching import alive, tell_ranks
 from support.runs import make_run
 from unisono.config.load import load
 from unisono.drill.drill import drill
@@ -22,9 +22,7 @@ ADAPTER = {"rank": 4, "dropout": 0.2}
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PYTHONPATH", MODULES)
-    monkeypatch.setenv(MARK, str(tmp_path))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    tell_ranks(monkeypatch, tmp_path)
 
 
 def try_drill(file: Path, *inject: str) -> tuple[int, str]:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from support.launching import MARK, MODULES, alive
+from support.launching import alive, tell_ranks
 from support.runs import make_run
 from unisono.checkpoint.manifest import newest_sound
 from unisono.config.load import load
-from unisono.drill.faults import AFTER, BEFORE, CHECKPOINTS, DONE, PLANTED, WITHIN
+from unisono.drill.faults import AFTER, CHECKPOINTS, DONE, PLANTED
 from unisono.launch import run
+from unisono.pulse import BEFORE, WITHIN
 
 SECONDS = 15.0
 
@@ -22,9 +23,7 @@ def launch(
 ) -> tuple[int, float, Path]:
     """Run two ranks with a fault; returns the exit code, the seconds from the fault to the end, and the run folder."""
     moment = folder / "moment"
-    for name, value in {"PYTHONPATH": MODULES, MARK: folder, "FAULT": fault, "FAULT_TIME": moment}.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    tell_ranks(monkeypatch, folder, FAULT=fault, FAULT_TIME=moment)
     file = make_run(
         folder,
         tiny,
@@ -84,16 +83,7 @@ def test_b39_every_kind_of_end_in_every_phase(
     update = 0 if phase in BEFORE else 4
     fault, done = f"{kind}@{rank}:{update}:{phase}", tmp_path / "done"
     done.mkdir()
-    told = {
-        PLANTED: fault,
-        DONE: done,
-        CHECKPOINTS: tmp_path / "run/checkpoints",
-        "PYTHONPATH": MODULES,
-        MARK: tmp_path,
-    }
-    for name, value in told.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    tell_ranks(monkeypatch, tmp_path, **{PLANTED: fault, DONE: done, CHECKPOINTS: tmp_path / "run/checkpoints"})
     file = make_run(
         tmp_path,
         tiny,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.launching import MARK, MODULES, alive
+from support.launching import alive, tell_ranks
 from support.runs import assert_same_weights, make_run, train_whole
 from unisono.config.load import load
 from unisono.launch import run
@@ -26,9 +26,7 @@ SHORT = {"collate", "forward"}
 def launch(file: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, float]:
     """Run with a fault; returns the exit code and the seconds from the fault to the end."""
     moment = file.parent / "moment"
-    for name, value in {"PYTHONPATH": MODULES, MARK: file.parent, "FAULT": fault, "FAULT_TIME": moment}.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    tell_ranks(monkeypatch, file.parent, FAULT=fault, FAULT_TIME=moment)
     code = run(load(file, []), [], module="support.faulty_train")
     assert alive(str(file.parent)) == []
     return code, time.time() - float(moment.read_text())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.launching import MARK, MODULES, alive, run_fake
+from support.launching import alive, run_fake, tell_ranks
 from unisono.cores import usable_cores
 from unisono.errors import DataError, LaunchError
 
@@ -20,9 +20,7 @@ from unisono.errors import DataError, LaunchError
 @pytest.fixture(autouse=True)
 def mark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """Mark all that a test starts; whatever the test is about, nothing of it may be left, nor a temporary folder."""
-    monkeypatch.setenv("PYTHONPATH", MODULES)
-    monkeypatch.setenv(MARK, str(tmp_path))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    tell_ranks(monkeypatch, tmp_path)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from support.ranks import run_ranks
-from support.runs import assert_same_weights, ids_of, make_run, run_training, train_whole, updates_of
+from support.runs import OF_THE_CLOCK, assert_same_weights, ids_of, make_run, run_training, train_whole, updates_of
 
 NUM_KILLS = 200
-OF_THE_CLOCK = {"seconds", "tokens_per_second", "seconds_by_cause"}
 
 
 def kill_again_and_again(rank: int, world: int, file: Path, folder: Path, seed: int, num_kills: int) -> list[float]:

@@ -8,20 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from support.launching import MARK, MODULES, alive
-from support.runs import assert_same_weights, ids_of, make_run, train_whole, updates_of
+from support.launching import alive, tell_ranks
+from support.runs import assert_same_weights, ids_of, make_run, numbers_of, train_whole, updates_of
 from unisono.config.load import load
 from unisono.launch import run
-
-WHAT_MAY_DIFFER = {"seconds", "tokens_per_second", "seconds_by_cause"}
 
 
 def launch(file: Path, fault: str, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> int:
     """Launch a run with a fault; afterwards nothing of it is alive."""
-    told = {"PYTHONPATH": MODULES, MARK: file.parent, "FAULT": fault, "FAULT_TIME": file.parent / "moment"}
-    for name, value in told.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    tell_ranks(monkeypatch, file.parent, FAULT=fault, FAULT_TIME=file.parent / "moment")
     code = run(load(file, overrides), overrides, module="support.faulty_train")
     assert alive(str(file.parent)) == []
     return code
@@ -33,10 +28,7 @@ def test_a_killed_rank_costs_nothing_but_time(tiny: Path, tmp_path: Path, monkey
     begin = time.time()
     assert launch(file, "killed_once@1", monkeypatch) == 0
     seconds = time.time() - begin
-    ours, whole = updates_of(tmp_path / "run"), updates_of(tmp_path / "whole")
-    for line in [*ours, *whole]:
-        for key in WHAT_MAY_DIFFER:
-            del line[key]
+    ours, whole = numbers_of(tmp_path / "run"), numbers_of(tmp_path / "whole")
     assert ours == whole and ids_of(tmp_path / "run") == ids_of(tmp_path / "whole")
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
     ledger = json.loads((tmp_path / "run/goodput.json").read_text())

@@ -18,6 +18,7 @@ from support.runs import (
     checkpoint_names,
     ids_of,
     make_run,
+    numbers_of,
     read_lines,
     run_training,
     train_until_killed,
@@ -29,13 +30,6 @@ from unisono.checkpoint.manifest import read, verify
 
 LORA = {"model": {"lora": {"rank": 4, "alpha": 8.0, "dropout": 0.1}}}
 VALIDATED = {"data": {"validation": 0.2}, "validate": {"every": 2}}
-WHAT_MAY_DIFFER = {"seconds", "tokens_per_second", "seconds_by_cause"}
-
-
-def numbers(run: Path) -> list[dict[str, Any]]:
-    """Everything in metrics.jsonl that is not a time; the summary is one of times, and of a session."""
-    lines = [line for line in read_lines(run / "metrics.jsonl") if line.get("kind") != "summary"]
-    return [{k: v for k, v in line.items() if k not in WHAT_MAY_DIFFER} for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +56,13 @@ def test_killed_and_resumed_is_bitwise_the_same(
     assert checkpoint_names(tmp_path / "run") == ["update-00000002", "update-00000004"]
     assert "resumed update-00000004: 4 of 6 updates are done" in train_whole(world, file)
     assert_same_weights(tmp_path / "run", whole(world))
-    assert numbers(tmp_path / "run") == numbers(whole(world))
-    assert sum(line.get("kind") == "validation" for line in numbers(whole(world))) == 3
+    assert numbers_of(tmp_path / "run") == numbers_of(whole(world))
+    assert sum(line.get("kind") == "validation" for line in numbers_of(whole(world))) == 3
     assert ids_of(tmp_path / "run") == ids_of(whole(world))
     ours, reference = (read(run / "checkpoints/update-00000006") for run in (tmp_path / "run", whole(world)))
     assert ours.state == reference.state
     assert ours.state["best_validation_loss"] == min(
-        line["loss"] for line in numbers(whole(world)) if line.get("kind") == "validation"
+        line["loss"] for line in numbers_of(whole(world)) if line.get("kind") == "validation"
     )
 
 
@@ -81,7 +75,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(tiny: Path, tmp_path: Path, 
     assert "ignored update-00000004: __1_0.distcp has 1000 bytes, its manifest says" in said
     assert "resumed update-00000002: 2 of 6 updates are done" in said
     assert_same_weights(tmp_path / "run", whole(2))
-    assert numbers(tmp_path / "run") == numbers(whole(2))
+    assert numbers_of(tmp_path / "run") == numbers_of(whole(2))
     verify(damaged)  # written anew, whole
 
 
@@ -112,7 +106,7 @@ def test_it_holds_for(tiny: Path, tmp_path: Path, variant: str) -> None:
         run_ranks(function, 1, file, (), 3)
     assert "resumed update-00000002" in run_ranks(function, 1, file)[0]
     assert_same_weights(tmp_path / "run", tmp_path / "whole")
-    assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
+    assert numbers_of(tmp_path / "run") == numbers_of(tmp_path / "whole")
     if variant == "fp16":
         manifest = json.loads((tmp_path / "run/checkpoints/update-00000004/manifest.json").read_bytes())
         assert manifest["state"]["precision"]["_growth_tracker"] == 4
@@ -157,7 +151,7 @@ def test_b30_no_sample_comes_twice_or_never(tiny: Path, tmp_path: Path, world: i
     assert ids == ids_of(tmp_path / "whole")
     epochs = [sorted(k for u in range(10 * e + 1, 10 * e + 11) for k in ids[u]) for e in range(3)]
     assert epochs == [list(range(20))] * 3
-    assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
+    assert numbers_of(tmp_path / "run") == numbers_of(tmp_path / "whole")
 
 
 def test_b61_the_rate_goes_on(tiny: Path, tmp_path: Path) -> None:

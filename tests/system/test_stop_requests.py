@@ -9,13 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from support.launching import MARK, MODULES, alive, wait_until
-from support.runs import assert_same_weights, ids_of, make_run, read_lines, train_whole
+from support.runs import assert_same_weights, ids_of, make_run, numbers_of, read_lines, train_whole
 from unisono.stopping import AGAIN
 
 PROGRAM = """
@@ -25,7 +24,6 @@ from unisono.config.load import load
 from unisono.launch import run
 sys.exit(run(load(Path(sys.argv[1]), sys.argv[2:]), sys.argv[2:], module="support.faulty_train"))
 """
-WHAT_MAY_DIFFER = {"seconds", "tokens_per_second", "seconds_by_cause"}
 SECONDS = 15.0
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -90,12 +88,6 @@ def has_update(run: Path, update: int) -> Callable[[], bool]:
     return lambda: file.exists() and f'{{"update":{update},' in file.read_text()
 
 
-def numbers(run: Path) -> list[dict[str, Any]]:
-    """Everything in metrics.jsonl but the seconds, in the order of updates."""
-    lines = [line for line in read_lines(run / "metrics.jsonl") if line.get("kind") != "summary"]
-    return [{key: value for key, value in line.items() if key not in WHAT_MAY_DIFFER} for line in lines]
-
-
 def to_group(launcher: subprocess.Popen[bytes], signum: signal.Signals) -> None:
     os.killpg(launcher.pid, signum)
     for rank in ranks_of(launcher):
@@ -129,12 +121,12 @@ def test_b65_asked_to_stop_it_saves_and_goes_on(
     assert time.monotonic() - asked < SECONDS
     wait_until(lambda: alive(str(tmp_path)) == [], 5, "the end of all")
     said = (tmp_path / "output").read_text()
-    done = max(line["update"] for line in numbers(run))
+    done = max(line["update"] for line in numbers_of(run))
     assert f"update {done} is saved; the same command goes on from there" in said and "Traceback" not in said
     assert 2 <= done < 12 and (run / f"checkpoints/update-{done:08d}/manifest.json").exists()
     assert not (run / "stop").exists()
     assert f"resumed update-{done:08d}: {done} of 12" in train_whole(2, file)
-    assert numbers(run) == numbers(whole) and ids_of(run) == ids_of(whole)
+    assert numbers_of(run) == numbers_of(whole) and ids_of(run) == ids_of(whole)
     assert_same_weights(run, whole)
 
 
@@ -154,7 +146,7 @@ def test_b65_in_any_phase(phase: str, tiny: Path, whole: Path, tmp_path: Path, s
         lines = [line["kind"] for line in read_lines(run / "metrics.jsonl") if "kind" in line]
         assert lines == ["summary"], "it was cut short"
     train_whole(2, file)
-    assert numbers(run) == numbers(whole) and ids_of(run) == ids_of(whole)
+    assert numbers_of(run) == numbers_of(whole) and ids_of(run) == ids_of(whole)
     assert_same_weights(run, whole)
 
 
@@ -198,7 +190,7 @@ def test_b65_under_torchrun(tiny: Path, whole: Path, tmp_path: Path) -> None:
         launcher.kill()
         launcher.wait()
         output.close()
-    done = max(line["update"] for line in numbers(run))
+    done = max(line["update"] for line in numbers_of(run))
     assert f"resumed update-{done:08d}" in train_whole(2, file)
-    assert numbers(run) == numbers(whole)
+    assert numbers_of(run) == numbers_of(whole)
     assert_same_weights(run, whole)

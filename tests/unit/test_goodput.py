@@ -31,6 +31,11 @@ class Diary:
         self.now += seconds
         self.lines.append({"time": self.now, "launch": self.launch, "kind": kind, **values})
 
+    def ready(self, *, after: tuple[float, float, float], update: int = 0) -> None:
+        """Launch, start the ranks, and have them ready to go on after ``update``."""
+        for seconds, kind in zip(after, ("launch", "start", "session")):
+            self.after(seconds, kind, **({"update": update} if kind == "session" else {}))
+
     def updates(self, *numbers: int, seconds: float = 10.0, data: float = 0.0) -> None:
         for number in numbers:
             self.after(seconds, "update", update=number, data=data)
@@ -42,9 +47,7 @@ class Diary:
 
 def test_a_quiet_run():
     diary = Diary()
-    diary.after(0, "launch")
-    diary.after(2, "start")
-    diary.after(5, "session", update=0)
+    diary.ready(after=(0, 2, 5))
     diary.updates(1, 2, data=1.0)
     diary.after(3, "validation", update=2)
     diary.after(1, "checkpoint", update=2)
@@ -65,9 +68,7 @@ def test_a_quiet_run():
 
 def test_a_fault_costs_what_was_done_twice_and_the_way_back():
     diary = Diary()
-    diary.after(0, "launch")
-    diary.after(2, "start")
-    diary.after(5, "session", update=0)
+    diary.ready(after=(0, 2, 5))
     diary.updates(1, 2, 3)
     diary.fault(7, update=4)
     diary.after(1, "start")
@@ -87,9 +88,7 @@ def test_a_fault_costs_what_was_done_twice_and_the_way_back():
 
 def test_a_hang_is_told_from_work_that_was_lost():
     diary = Diary()
-    diary.after(0, "launch")
-    diary.after(1, "start")
-    diary.after(1, "session", update=0)
+    diary.ready(after=(0, 1, 1))
     diary.updates(1)
     diary.fault(120, is_hang=True)
     diary.after(1, "end", code=4)
@@ -102,9 +101,7 @@ def test_time_between_launches_is_nobodys():
     diary = Diary()
     for launch, resumed in (("a", 0), ("b", 1)):
         diary.launch = launch
-        diary.after(3600, "launch")
-        diary.after(1, "start")
-        diary.after(1, "session", update=resumed)
+        diary.ready(after=(3600, 1, 1), update=resumed)
         diary.updates(resumed + 1)
         diary.after(0, "end", code=75)
     found = account(diary.lines)
@@ -190,7 +187,9 @@ def test_both_sides_write_one_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_disk_that_is_full_is_said_and_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     launcher = LaunchLedger(tmp_path, began=1.0)
     monkeypatch.setenv(LAUNCH, launcher.for_ranks())
-    RankLedger(tmp_path).note("session", update=0)
+    rank = RankLedger(tmp_path)
+    rank.note("session", update=0)
+    assert list(rank.close()) == []
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -203,15 +202,11 @@ def test_a_disk_that_is_full_is_said_and_hides_nothing(tmp_path: Path, monkeypat
 
 def test_recovery_leaves_out_the_time_between_launches():
     diary = Diary()
-    diary.after(0, "launch")
-    diary.after(1, "start")
-    diary.after(1, "session", update=0)
+    diary.ready(after=(0, 1, 1))
     diary.fault(5)
     diary.after(2, "end", code=1)
     diary.launch = "b"
-    diary.after(40_000, "launch")
-    diary.after(1, "start")
-    diary.after(1, "session", update=0)
+    diary.ready(after=(40_000, 1, 1))
     diary.updates(1)
     assert account(diary.lines).faults[0].recovery_seconds == 14
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unisono.errors import ConfigError
+from unisono.pulse import BEFORE, BETWEEN, EXPORT, WITHIN
 
 # how a drill tells its ranks: the faults, where those that happened are noted, where the run saves
 PLANTED, DONE, CHECKPOINTS = "UNISONO_FAULTS", "UNISONO_FAULTS_DONE", "UNISONO_FAULTS_CHECKPOINTS"
@@ -27,9 +28,7 @@ KINDS: Mapping[str, str] = {
     "enospc": "from here on no file can grow beyond some bytes",
     "torn": "SIGKILL in the middle of writing the checkpoint",
 }
-BEFORE = ("prepare", "group", "load", "resume", "rehearsal")  # before any update: theirs is 0
-WITHIN = ("data", "forward", "backward", "exchange", "optimizer")
-AFTER = ("validation", "generation", "checkpoint", "export")  # after the update that is named
+AFTER = (*BETWEEN, EXPORT)  # after the update that is named; BEFORE any update theirs is 0
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from unisono.drill.faults import AFTER, BEFORE, CHECKPOINTS, Fault, Plan
-from unisono.pulse import Pulse, open_pulse
+from unisono.drill.faults import AFTER, CHECKPOINTS, Fault, Plan
+from unisono.pulse import BEFORE, Pulse, open_pulse
 from unisono.train import start
 from unisono.worker import run_worker
 

@@ -16,15 +16,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unisono.launch.failure import HANG, Failure
-from unisono.pulse import LEFT, PATIENCE, STACKS_SIGNAL, Beat, page_of, read_beat, stacks_of
+from unisono.pulse import (
+    BEFORE,
+    BETWEEN,
+    EXPORT,
+    LEFT,
+    PATIENCE,
+    STACKS_SIGNAL,
+    WITHIN,
+    Beat,
+    page_of,
+    read_beat,
+    stacks_of,
+)
 
-_OF_AN_UPDATE = ("other", "data", "forward", "backward", "exchange", "optimizer")
+_OF_AN_UPDATE = ("other", *WITHIN)
 # In the order in which a rank comes through them, between one finished update and the next.
 _ORDER = (
-    *("start", "prepare", "group", "load", "resume", "rehearsal"),
-    *("validation", "generation", "checkpoint"),
+    *("start", *BEFORE),
+    *BETWEEN,
     *_OF_AN_UPDATE,
-    *("export", LEFT),
+    *(EXPORT, LEFT),
 )
 # In these the ranks wait for each other.
 _TOGETHER = {

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from unisono.durable import replace_file
 from unisono.errors import OutputError
 
 VALIDATIONS = {"validation", "generation"}  # kinds of lines
@@ -58,9 +59,7 @@ def cut_after(file: Path, update: int, *, validated: int | None = None) -> None:
             raise OutputError(
                 "this is not a line of a run", where=f"{file}:{number}", hint="choose another run.output_dir"
             ) from None
-    private = file.with_name(f".{file.name}.tmp")
-    private.write_bytes(b"".join(kept))
-    os.replace(private, file)
+    replace_file(file, b"".join(kept))
 
 
 @dataclass
