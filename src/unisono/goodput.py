@@ -79,6 +79,15 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
+def running_seconds(lines: Sequence[Line], now: float) -> float:
+    """Return how long the run has been running until ``now``, all its launches together; the last one still is."""
+    spans: dict[str, list[float]] = {}
+    for line in lines:
+        spans.setdefault(line["launch"], []).append(line["time"])
+    ends = [times[-1] for times in spans.values()]
+    return sum(end - times[0] for end, times in zip([*ends[:-1], now], spans.values()))
+
+
 def account(lines: Sequence[Line]) -> Account:
     """Add up a ledger, whose lines are in the order of time."""
     whole, survivors = Account(), _survivors(lines)

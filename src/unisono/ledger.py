@@ -28,7 +28,7 @@ import orjson
 import psutil
 
 from unisono.durable import replace_file
-from unisono.goodput import Account, Line, account
+from unisono.goodput import Account, Line, account, running_seconds
 from unisono.metrics.record import JsonLines
 
 LAUNCH = "UNISONO_LAUNCH"
@@ -87,6 +87,11 @@ class RankLedger:
     def note(self, kind: str, **values: object) -> None:
         """Write a line."""
         self._file.write({"time": time.time(), "launch": self._launch, "kind": kind, **values})
+
+    def past(self) -> tuple[float, int]:
+        """Return for how many seconds the run has been running, in all its launches, and its faults until now."""
+        lines = read_ledger(self._folder)
+        return running_seconds(lines, time.time()), sum(line["kind"] == "fault" for line in lines)
 
     def close(self) -> Iterator[str]:
         """Yield what to say at the end of the run; nothing where a launcher will."""

@@ -9,14 +9,14 @@ import torch
 
 from unisono.build import Run
 from unisono.checkpoint.background import Background
-from unisono.checkpoint.interval import MOST_SECONDS, seconds_between_saves
+from unisono.checkpoint.interval import seconds_between_saves
 from unisono.checkpoint.manifest import Manifest
-from unisono.checkpoint.save import check_room, save_checkpoint
+from unisono.checkpoint.save import check_room, save_checkpoint, share_of
 from unisono.dist import any_rank, second_group
 from unisono.errors import OutputError
 from unisono.optim import num_moments
 from unisono.resume import collect
-from unisono.runfolder import checkpoints_of
+from unisono.runfolder import RunFolder, checkpoints_of
 from unisono.state import TrainState
 
 FIRST_SECONDS = (
@@ -27,14 +27,15 @@ FIRST_SECONDS = (
 class Saver:
     """Saves a run's checkpoints. Collective, all of it but ``is_wanted`` and ``check``."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, files: RunFolder) -> None:
         self._run = run
+        self._ran_seconds, self._num_faults = files.ledger.past() if files.ledger is not None else (0.0, 0)
         self._folder = checkpoints_of(run.config.run.output_dir)
         self._group = second_group(run.world)
         self._background = Background()
         self._saved_update = 0
-        self._saved_at = time.monotonic()
-        self._interval_seconds = min(FIRST_SECONDS, MOST_SECONDS)
+        self._began = self._saved_at = time.monotonic()
+        self._stall_seconds: float | None = None  # of the newest save
         self.check_room()
 
     def check_room(self) -> None:
@@ -62,8 +63,20 @@ class Saver:
             )
 
     def is_wanted(self) -> bool:
-        """Tell whether this rank's clock says that it is time; rank 0's is what counts (``checkpoint.every: auto``)."""
-        return time.monotonic() - self._saved_at > self._interval_seconds
+        """Tell whether this rank's clock says that it is time; rank 0's is what counts (``checkpoint.every: auto``).
+
+        Not while the save before is being written: what that costs is known at its end.
+        """
+        now = time.monotonic()
+        return not self._background.is_busy and now - self._saved_at > self._interval_seconds(now)
+
+    def _interval_seconds(self, now: float) -> float:
+        if self._stall_seconds is None:
+            return FIRST_SECONDS
+        cost = self._stall_seconds + self._background.seconds
+        if not self._num_faults:
+            return seconds_between_saves(cost)
+        return seconds_between_saves(cost, (self._ran_seconds + now - self._began) / self._num_faults)
 
     def is_due(self, update: int, wanted: bool) -> bool:
         """Tell whether to save after ``update``; ``wanted`` is rank 0's clock, as all ranks heard it."""
@@ -99,19 +112,21 @@ class Saver:
         if wait:
             self._background.wait()
         self._saved_at = time.monotonic()
-        self._interval_seconds = seconds_between_saves(self._saved_at - begin + self._background.seconds)
+        self._stall_seconds = self._saved_at - begin
 
     def _write(self, tensors: dict[str, torch.Tensor], manifest: Manifest) -> None:
-        section = self._run.config.checkpoint
+        section, world = self._run.config.checkpoint, self._run.world
+        share = share_of(tensors, rank=world.rank, world=world.size)
         write = partial(
             save_checkpoint,
             self._folder,
             manifest=manifest,
-            world=self._run.world,
+            world=world,
             keep=section.keep,
+            needed_bytes=sum(tensor.nbytes for tensor in tensors.values()),
             group=self._group,
         )
         if section.mode == "wait":
-            write(tensors)
+            write(share)
         else:
-            self._background.save(tensors, write)
+            self._background.save(share, write)

@@ -83,7 +83,7 @@ def loop(run: Run, state: TrainState, files: RunFolder, pulse: Pulse, stop: Stop
     """
     config, world = run.config, run.world
     journal = Journal(run, files, pulse, first=state.update + 1)
-    validation, saver = Validation(run, files, journal.display), Saver(run)
+    validation, saver = Validation(run, files, journal.display), Saver(run, files)
     spans = journal.spans
     loader = Loader(
         run.updates_from(state.position),

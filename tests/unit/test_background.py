@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from unisono.checkpoint import save as saving
-from unisono.checkpoint.background import Background
-from unisono.checkpoint.interval import MOST_SECONDS, seconds_between_saves
+from unisono.checkpoint.background import Background, Copies
+from unisono.checkpoint.interval import (
+    LEAST_COSTS,
+    MEAN_SECONDS_BETWEEN_FAULTS,
+    MOST_SECONDS,
+    seconds_between_saves,
+)
 from unisono.checkpoint.load import load_checkpoint
 from unisono.checkpoint.manifest import Manifest, newest_sound
-from unisono.checkpoint.save import check_room, save_checkpoint
+from unisono.checkpoint.save import check_room, save_checkpoint, share_of
 from unisono.dist import World
 from unisono.errors import CheckpointError
 
@@ -91,3 +99,47 @@ def test_young() -> None:
     assert seconds_between_saves(0.0) == 0.0
     assert seconds_between_saves(0.5) == pytest.approx((2 * 0.5 * 3 * 3600) ** 0.5)
     assert seconds_between_saves(1000.0) == MOST_SECONDS
+
+
+@given(cost=st.floats(0.001, 100), mean=st.floats(1, 1e6))
+def test_frequent_faults_make_saves_frequent_and_never_most_of_the_work(cost: float, mean: float) -> None:
+    interval = seconds_between_saves(cost, mean)
+    assert interval <= seconds_between_saves(cost), "a run that fails seldom is no reason to save seldom"
+    assert interval == MOST_SECONDS or interval >= LEAST_COSTS * cost
+    if LEAST_COSTS * cost < interval < MOST_SECONDS and mean < MEAN_SECONDS_BETWEEN_FAULTS:
+        assert interval == pytest.approx((2 * cost * mean) ** 0.5)
+
+
+def test_copies_are_made_in_the_memory_of_the_ones_before() -> None:
+    copies, weights = Copies(), {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)}
+    first = copies.take(weights)
+    places = {name: each.data_ptr() for name, each in first.items()}
+    assert not any(each.data_ptr() == weights[name].data_ptr() for name, each in first.items())
+    weights["a"].add_(1)
+    second = copies.take(weights)
+    assert {name: each.data_ptr() for name, each in second.items()} == places
+    assert all(torch.equal(second[name], weights[name]) for name in weights)
+    grown = copies.take(weights | {"c": torch.zeros(1)})  # an optimizer that has more by now
+    assert grown.keys() == {"a", "b", "c"} and torch.equal(grown["a"], weights["a"])
+    other = copies.take({"a": torch.ones(5)})
+    assert other.keys() == {"a"} and other["a"].shape == (5,)
+
+
+@given(sizes=st.lists(st.integers(0, 1000), max_size=20), world=st.integers(1, 6))
+def test_every_tensor_is_written_by_one_rank_and_the_work_is_shared(sizes: list[int], world: int) -> None:
+    tensors = {f"t{place}": torch.zeros(size) for place, size in enumerate(sizes)}
+    shares = [share_of(tensors, rank=rank, world=world) for rank in range(world)]
+    assert sorted(name for share in shares for name in share) == sorted(tensors)
+    loads = [sum(each.nbytes for each in share.values()) for share in shares]
+    assert max(loads) - min(loads) <= 4 * max(sizes, default=0)
+
+
+def test_nobody_saves_while_the_end_of_the_save_before_is_unknown() -> None:
+    background, go_on = Background(), threading.Event()
+    background.save({}, lambda _: go_on.wait(10))
+    assert background.is_busy
+    go_on.set()
+    time.sleep(0.1)
+    assert background.is_busy, "it has ended, and what it cost is not known yet"
+    background.check()
+    assert not background.is_busy and background.seconds > 0

@@ -12,8 +12,13 @@ import math
 # machine of one's own fails less often; too often saved costs little, since saving happens beside training.
 MEAN_SECONDS_BETWEEN_FAULTS = 3 * 3600.0
 MOST_SECONDS = 300.0  # of work that a fault may cost
+LEAST_COSTS = 4.0  # between saves, however often there are faults: no more than a fifth of the time goes into saving
 
 
-def seconds_between_saves(cost_seconds: float) -> float:
-    """Return Young's interval for a save that costs ``cost_seconds``, and never more than five minutes."""
-    return min(MOST_SECONDS, math.sqrt(2.0 * cost_seconds * MEAN_SECONDS_BETWEEN_FAULTS))
+def seconds_between_saves(cost_seconds: float, mean_seconds: float = MEAN_SECONDS_BETWEEN_FAULTS) -> float:
+    """Return Young's interval for a save that costs ``cost_seconds``, and never more than five minutes.
+
+    ``mean_seconds``: between the faults that this run has had, where it has had some.
+    """
+    mean_seconds = min(mean_seconds, MEAN_SECONDS_BETWEEN_FAULTS)
+    return min(MOST_SECONDS, max(LEAST_COSTS * cost_seconds, math.sqrt(2.0 * cost_seconds * mean_seconds)))

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
 from unisono.checkpoint.manifest import Manifest, candidates, seal
 from unisono.dist import World, any_rank
@@ -38,16 +39,18 @@ def save_checkpoint(
     *,
     world: World,
     keep: int,
+    needed_bytes: int | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Path:
     """Collective. Save ``tensors`` as one checkpoint, then keep the newest ``keep`` and the best one.
 
-    Tensors that all ranks hold are written once. A failure on any rank leaves all older checkpoints as they were and
-    raises on every rank. ``group``: what the ranks talk over, if not their first group.
+    Tensors that several ranks give are written once. A failure on any rank leaves all older checkpoints as they were
+    and raises on every rank. ``needed_bytes``: of all ranks together, if these tensors are this rank's share only;
+    ``group``: what the ranks talk over, if not their first group.
     """
     target = checkpoints / checkpoint_name(manifest.update)
     private = checkpoints / f".{target.name}.tmp"
-    needed = sum(tensor.nbytes for tensor in tensors.values())
+    needed = sum(tensor.nbytes for tensor in tensors.values()) if needed_bytes is None else needed_bytes
 
     def begin() -> None:
         checkpoints.mkdir(parents=True, exist_ok=True)
@@ -82,6 +85,24 @@ def save_checkpoint(
         if world.is_first:
             shutil.rmtree(private, ignore_errors=True)  # it is there only if publishing failed
     return target
+
+
+def share_of(tensors: dict[str, torch.Tensor], *, rank: int, world: int) -> dict[str, torch.Tensor]:
+    """Return what this rank writes: all that is sharded, and its fair share of what every rank holds whole.
+
+    No communication: every rank deals the tensors out alike, the largest first, each to whoever has the fewest bytes.
+    """
+    share: dict[str, torch.Tensor] = {}
+    given = [0] * world
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].nbytes, item[0])):
+        if isinstance(tensor, DTensor):
+            share[name] = tensor
+            continue
+        writer = given.index(min(given))
+        given[writer] += tensor.nbytes
+        if writer == rank:
+            share[name] = tensor
+    return share
 
 
 def check_room(folder: Path, needed: int, what: str) -> None:
