@@ -94,6 +94,11 @@ class Run:
     peak: float
 
     @property
+    def kept(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """The parameters whose optimizer state is on this rank."""
+        return [(name, parameter) for name, parameter in self.named if self.strategy.keeps(parameter)]
+
+    @property
     def settings(self) -> dict[str, Any]:
         """What a resumed run must share with this one."""
         key = self.inputs.data.train.key
@@ -128,6 +133,8 @@ def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
     )
     named = trainable(training)
     training.verify(packed=config.data.pack, device=world.device)
+    optimizer = build_optimizer(config.optim, named)
+    strategy.bind(optimizer)
     order = None if isinstance(inputs.data.train, StreamPlan) else make_order(config, inputs.data)
     return Run(
         config=config,
@@ -137,7 +144,7 @@ def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
         saved=saved,
         named=named,
         strategy=strategy,
-        optimizer=build_optimizer(config.optim, named),
+        optimizer=optimizer,
         precision=Precision(compute, world.device),
         order=order,
         total=config.length.updates or (order.num_updates(config.length.epochs or 1) if order else 0),

@@ -38,7 +38,7 @@ def try_fullest(run: Run, say: Callable[[str], None]) -> None:
     begin = time.monotonic()
     with memory_named(run, lambda: f"{what}, its longest sample is record {train.record[samples[:1]][0]}"):
         moments = num_moments(run.config.optim)
-        to_come = [torch.ones_like(parameter) for _, parameter in run.named for _ in range(moments)]
+        to_come = [torch.ones_like(parameter) for _, parameter in run.kept for _ in range(moments)]
         with run.strategy.microbatch(last=run.strategy.forward_is_collective):
             with run.precision.autocast():
                 loss = run.model(**batch.inputs(run.world.device))

@@ -89,12 +89,17 @@ def optimizer_state(
 def empty_state(
     keys: Iterable[str], named_parameters: Iterable[tuple[str, torch.nn.Parameter]]
 ) -> dict[str, torch.Tensor]:
-    """Return tensors to load ``{parameter name}/{key}`` into: scalars for ``step``, else shaped like the parameter."""
+    """Return tensors to load ``{parameter name}/{key}`` into: scalars for ``step``, else shaped like the parameter.
+
+    Only for those of the given parameters.
+    """
     parameters = dict(named_parameters)
     tensors = {}
     for full in keys:
         name, key = full.rsplit("/", 1)
-        like = parameters[name]
+        like = parameters.get(name)
+        if like is None:
+            continue
         tensors[full] = torch.zeros((), dtype=torch.float32) if key == "step" else torch.zeros_like(like.detach())
     return tensors
 

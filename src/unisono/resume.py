@@ -116,13 +116,17 @@ def _look(resume: str, folder: Path, say: Callable[[str], None], last: int | Non
 def restore(
     folder: Path,
     named: list[tuple[str, torch.nn.Parameter]],
+    kept: list[tuple[str, torch.nn.Parameter]],
     optimizer: torch.optim.Optimizer,
     settings: dict[str, Any],
     *,
     allow_changes: list[str],
     world: World,
 ) -> TrainState:
-    """Collective. Load a verified checkpoint into model and optimizer; refuse settings that differ unless allowed."""
+    """Collective. Load a verified checkpoint into model and optimizer; refuse settings that differ unless allowed.
+
+    ``kept``: the parameters whose optimizer state belongs on this rank.
+    """
     manifest = read(folder)
     unknown = sorted(set(allow_changes) - settings.keys())
     if unknown:
@@ -142,7 +146,7 @@ def restore(
     tensors = {MODEL + name: parameter.detach() for name, parameter in named}
     stored = stored_names(folder)
     check_names({name for name in stored if name.startswith(MODEL)}, tensors.keys(), where=folder)
-    moments = empty_state([name.removeprefix(OPTIMIZER) for name in stored if name.startswith(OPTIMIZER)], named)
+    moments = empty_state([name.removeprefix(OPTIMIZER) for name in stored if name.startswith(OPTIMIZER)], kept)
     load_checkpoint(folder, tensors | {OPTIMIZER + name: tensor for name, tensor in moments.items()}, world=world)
-    restore_state(optimizer, moments, named)
+    restore_state(optimizer, moments, kept)
     return TrainState(**manifest.state)

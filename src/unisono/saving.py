@@ -15,7 +15,7 @@ from unisono.checkpoint.save import check_room, save_checkpoint, share_of
 from unisono.dist import any_rank, second_group
 from unisono.errors import OutputError
 from unisono.optim import num_moments
-from unisono.resume import collect
+from unisono.resume import OPTIMIZER, collect
 from unisono.runfolder import RunFolder, checkpoints_of
 from unisono.state import TrainState
 
@@ -40,7 +40,7 @@ class Saver:
 
     def check_room(self) -> None:
         """Refuse to start where there is no room for one more checkpoint and the final model."""
-        run = self._run
+        run, checkpoint = self._run, self._checkpoint_bytes()
         trained = sum(parameter.nbytes for _, parameter in run.named)
         handed_over = run.saved if run.config.model.lora is None else None
         model = sum(each.nbytes for each in handed_over.parameters()) if handed_over is not None else trained
@@ -48,11 +48,7 @@ class Saver:
         if run.world.is_first:
             self._folder.mkdir(parents=True, exist_ok=True)
             try:
-                check_room(
-                    self._folder,
-                    trained * (1 + num_moments(run.config.optim)) + model,
-                    "a checkpoint with the final model",
-                )
+                check_room(self._folder, checkpoint + model, "a checkpoint with the final model")
             except OSError as error:
                 problem = str(error.strerror)
         if any_rank(bool(problem)):
@@ -61,6 +57,10 @@ class Saver:
                 where=f"run.output_dir {self._folder.parent}",
                 hint="make room, or choose another disk; checkpoint.keep says how many checkpoints are kept",
             )
+
+    def _checkpoint_bytes(self) -> int:
+        trained = sum(parameter.nbytes for _, parameter in self._run.named)
+        return trained * (1 + num_moments(self._run.config.optim))
 
     def is_wanted(self) -> bool:
         """Tell whether this rank's clock says that it is time; rank 0's is what counts (``checkpoint.every: auto``).
@@ -116,14 +116,16 @@ class Saver:
 
     def _write(self, tensors: dict[str, torch.Tensor], manifest: Manifest) -> None:
         section, world = self._run.config.checkpoint, self._run.world
-        share = share_of(tensors, rank=world.rank, world=world.size)
+        is_shared_out = self._run.config.strategy.share_optimizer
+        alone = {name for name in tensors if is_shared_out and name.startswith(OPTIMIZER)}
+        share = share_of(tensors, alone=alone, rank=world.rank, world=world.size)
         write = partial(
             save_checkpoint,
             self._folder,
             manifest=manifest,
             world=world,
             keep=section.keep,
-            needed_bytes=sum(tensor.nbytes for tensor in tensors.values()),
+            needed_bytes=self._checkpoint_bytes(),
             group=self._group,
         )
         if section.mode == "wait":

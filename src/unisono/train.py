@@ -179,6 +179,7 @@ def restore_run(run: Run, folder: Path) -> TrainState:
     state = restore(
         folder,
         run.named,
+        run.kept,
         run.optimizer,
         run.settings,
         allow_changes=run.config.checkpoint.allow_changes,

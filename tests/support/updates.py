@@ -62,6 +62,7 @@ class Settings:
     lora: dict[str, Any] | None = None
     checkpointing: bool = False
     unused: str = "refuse"
+    share_optimizer: bool = False
     prepare: Callable[[Any, Any], None] | None = None  # called with (training model, world) before it is wrapped
     optim: dict[str, Any] = field(
         default_factory=lambda: {"name": "sgd", "lr": 0.1, "schedule": "constant", "warmup": 0, "max_grad_norm": None}
@@ -120,7 +121,10 @@ def train(place: Any, folder: Path, settings: Settings) -> Trace:
         lora=None if settings.lora is None else LoraSection(**settings.lora),
         activation_checkpointing=settings.checkpointing,
     )
-    strategy = choose(StrategySection(name=settings.strategy, unused_parameters=settings.unused), world)
+    chosen = StrategySection(
+        name=settings.strategy, unused_parameters=settings.unused, share_optimizer=settings.share_optimizer
+    )
+    strategy = choose(chosen, world)
     saved = load_model(section, folder, weights=torch.float32, seed=1, hollow=strategy.forward_is_collective)
     training = TrainingModel(base_model(saved), document_attention=settings.attention in {"auto", "document"})
     if settings.prepare is not None:
@@ -130,6 +134,7 @@ def train(place: Any, folder: Path, settings: Settings) -> Trace:
     named = trainable(training)
     optim = OptimSection(**settings.optim)
     optimizer = build_optimizer(optim, named)
+    strategy.bind(optimizer)
     store = make_store(settings.shapes)
     order = Order(
         [len(store)],

@@ -9,7 +9,7 @@ import errno
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 
 import torch
@@ -87,15 +87,17 @@ def save_checkpoint(
     return target
 
 
-def share_of(tensors: dict[str, torch.Tensor], *, rank: int, world: int) -> dict[str, torch.Tensor]:
-    """Return what this rank writes: all that is sharded, and its fair share of what every rank holds whole.
+def share_of(
+    tensors: dict[str, torch.Tensor], *, alone: Set[str] = frozenset(), rank: int, world: int
+) -> dict[str, torch.Tensor]:
+    """Return what this rank writes: what it holds ``alone``, its part of what is sharded, its share of all else.
 
     No communication: every rank deals the tensors out alike, the largest first, each to whoever has the fewest bytes.
     """
     share: dict[str, torch.Tensor] = {}
     given = [0] * world
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].nbytes, item[0])):
-        if isinstance(tensor, DTensor):
+        if isinstance(tensor, DTensor) or name in alone:
             share[name] = tensor
             continue
         writer = given.index(min(given))

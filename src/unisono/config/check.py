@@ -141,7 +141,8 @@ def _without_effect(config: RunConfig) -> Problems:
         ("validate.max_new_tokens", config.validation.generate == 0, "validate.generate"),
         ("data.shuffle_window", data.mode != "stream", "data.mode stream"),
         ("data.shuffle_window", not data.shuffle, "data.shuffle true"),
-        ("strategy.bucket_mib", config.strategy.name == "single", "strategy.name ddp"),
+        ("strategy.bucket_mib", config.strategy.name in ("single", "fsdp2"), "strategy.name ddp"),
+        ("strategy.share_optimizer", config.strategy.name in ("single", "fsdp2"), "strategy.name ddp"),
     ):
         section = config.validation if key.startswith("validate.") else dict(config)[key.partition(".")[0]]
         name = key.partition(".")[2]

@@ -177,6 +177,10 @@ class StrategySection(Section):
         default="auto",
         description="auto = single for one rank, else ddp; fsdp2 = every rank keeps its part of the model",
     )
+    share_optimizer: bool = Field(
+        default=False,
+        description="ddp: each rank keeps the optimizer's state of its share of the parameters (ZeRO-1); the same bits",
+    )
     bucket_mib: PositiveInt = Field(default=25, description="ddp: MiB of gradients exchanged in one piece")
     unused_parameters: Literal["refuse", "zero"] = Field(
         default="refuse", description="a parameter without gradient on some rank: an error, or a zero"

@@ -24,7 +24,7 @@ def choose(section: StrategySection, world: int) -> Strategy:
         return Single()
     from unisono.strategy.ddp.apply import Ddp
 
-    return Ddp(bucket_mib=section.bucket_mib, unused=section.unused_parameters)
+    return Ddp(bucket_mib=section.bucket_mib, unused=section.unused_parameters, share_optimizer=section.share_optimizer)
 
 
 __all__ = ["Strategy", "choose"]

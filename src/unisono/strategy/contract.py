@@ -26,6 +26,12 @@ class Strategy(Protocol):
     def clip(self, max_norm: float | None) -> float:
         """Collective. Return the global gradient norm; scale the gradients down to ``max_norm`` if it is larger."""
 
+    def bind(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take the optimizer in hand, once, before its first step."""
+
+    def keeps(self, parameter: torch.nn.Parameter) -> bool:
+        """Tell whether this rank has the optimizer's state of a parameter, or of its part of one. After ``shard``."""
+
     def describe(self) -> dict[str, object]:
         """Say what it does, for log and report."""
 

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from unisono.errors import ModelError
 from unisono.strategy.contract import clip_gradients
+from unisono.strategy.ddp.share import deal, share_out
 
 
 class Ddp:
@@ -19,14 +20,17 @@ class Ddp:
 
     A parameter that takes no part in a rank's last micro-batch would leave the other ranks waiting for its gradient.
     ``unused="refuse"``: such a rank raises and names it. ``unused="zero"``: torch looks for them in each exchange.
+    ``share_optimizer``: see ``share``.
     """
 
     name = "ddp"
     forward_is_collective = False
 
-    def __init__(self, *, bucket_mib: int, unused: str) -> None:
+    def __init__(self, *, bucket_mib: int, unused: str, share_optimizer: bool) -> None:
         self._bucket_mib = bucket_mib
         self._unused = unused
+        self._shares = share_optimizer
+        self._keeper: dict[torch.nn.Parameter, int] = {}
         self._names: dict[torch.nn.Parameter, str] = {}
         self._used: set[torch.Tensor] = set()
         self._exchanges = True
@@ -35,6 +39,7 @@ class Ddp:
     def shard(self, model: torch.nn.Module) -> torch.nn.Module:
         """Collective. Wrap the model; rank 0's weights are sent to all."""
         self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
+        self._keeper = deal(list(self._names), dist.get_world_size())
         device = next(iter(self._names)).device
         self._wrapped = DistributedDataParallel(
             model,
@@ -71,9 +76,19 @@ class Ddp:
         """Clip by the global norm; all ranks hold the same whole gradients, so no exchange is needed."""
         return clip_gradients(list(self._names), max_norm)
 
+    def bind(self, optimizer: torch.optim.Optimizer) -> None:
+        """Share the optimizer's work and state out, if asked; its step is collective then."""
+        if self._shares:
+            share_out(optimizer, self._keeper, dist.get_rank())
+
+    def keeps(self, parameter: torch.nn.Parameter) -> bool:
+        """Keep all, or this rank's share."""
+        return not self._shares or self._keeper[parameter] == dist.get_rank()
+
     def describe(self) -> dict[str, object]:
         """Say how gradients travel."""
-        return {"name": self.name, "ranks": dist.get_world_size(), "bucket_mib": self._bucket_mib}
+        shared = {"optimizer": "shared out"} if self._shares else {}
+        return {"name": self.name, "ranks": dist.get_world_size(), "bucket_mib": self._bucket_mib, **shared}
 
 
 def _no_buffer_exchange() -> dict[str, Any]:

@@ -75,6 +75,13 @@ class Fsdp2:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return float(norm)
 
+    def bind(self, optimizer: torch.optim.Optimizer) -> None:
+        """Leave it as it is."""
+
+    def keeps(self, parameter: torch.nn.Parameter) -> bool:
+        """Keep a part of each."""
+        return True
+
     def describe(self) -> dict[str, object]:
         """Say into how many groups and over how many ranks the parameters are cut."""
         return {"name": self.name, "ranks": find_world().size, "groups": self._num_groups}

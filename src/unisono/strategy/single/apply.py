@@ -35,6 +35,13 @@ class Single:
         """Clip by the global norm and return it."""
         return clip_gradients(self._trainable, max_norm)
 
+    def bind(self, optimizer: torch.optim.Optimizer) -> None:
+        """Leave it as it is."""
+
+    def keeps(self, parameter: torch.nn.Parameter) -> bool:
+        """Keep all."""
+        return True
+
     def describe(self) -> dict[str, object]:
         """Say that there is one rank."""
         return {"name": self.name, "ranks": 1}
