@@ -22,6 +22,7 @@ from unisono.errors import DataError
 from unisono.loss import TrainingModel
 from unisono.model.facts import Facts, read_facts, sample_tokens
 from unisono.model.load import base_model, load_model, resolve_model
+from unisono.model.quantize import num_parameters
 from unisono.model.stream import fill, is_hollow
 from unisono.optim import build_optimizer, peak_rate
 from unisono.precision import DTYPES, Precision
@@ -217,12 +218,12 @@ def announce(run: Run, compute: str, say: Callable[[str], None]) -> None:
     """Say in a few lines what is about to run: formats, strategy, and micro x accumulation x ranks = global."""
     config, world = run.config, run.world
     trained = sum(parameter.numel() for _, parameter in run.named)
-    everything = sum(parameter.numel() for parameter in run.saved.parameters())
+    everything = num_parameters(run.saved)
     for line in run.inputs.data.messages:
         say(line)
     say(f"model: {trained:,} of {everything:,} parameters are trained; compute {compute}")
     say("strategy: " + ", ".join(f"{key} {value}" for key, value in run.strategy.describe().items()))
-    if config.precision.weights != "fp32":
+    if any(parameter.dtype == torch.bfloat16 for _, parameter in run.named):
         say("warning: weights are kept in bf16: updates smaller than 1/256 of a weight are lost (precision.weights)")
     say(f"threads: {torch.get_num_threads()} a rank; device {world.device}")
     say(describe_batch(run))

@@ -61,6 +61,7 @@ class Settings:
     strategy: str = "auto"
     lora: dict[str, Any] | None = None
     checkpointing: bool = False
+    quantize: Any = "none"
     unused: str = "refuse"
     share_optimizer: bool = False
     prepare: Callable[[Any, Any], None] | None = None  # called with (training model, world) before it is wrapped
@@ -120,6 +121,7 @@ def train(place: Any, folder: Path, settings: Settings) -> Trace:
         attention=settings.attention,
         lora=None if settings.lora is None else LoraSection(**settings.lora),
         activation_checkpointing=settings.checkpointing,
+        quantize=settings.quantize,
     )
     chosen = StrategySection(
         name=settings.strategy, unused_parameters=settings.unused, share_optimizer=settings.share_optimizer

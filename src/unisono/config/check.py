@@ -8,6 +8,7 @@ sees. Each reports every problem at once as ConfigError, with the origins of the
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 from typing import get_args
@@ -173,10 +174,25 @@ def _model(config: RunConfig) -> Problems:
     path, lora = config.model.path, config.model.lora
     if path != "starter" and not is_hub_id(path):
         yield from _folder("model.path", path)
+    if config.model.quantize != "none":
+        yield from _quantized(config)
     if lora is not None and lora.targets == []:
         yield "model.lora.targets", "model.lora.targets is empty: nothing would be trained", "use all-linear"
     if config.checkpoint.resume not in ("auto", "never"):
         yield from _folder("checkpoint.resume", config.checkpoint.resume)
+
+
+def _quantized(config: RunConfig) -> Problems:
+    kind = config.model.quantize
+    if config.model.lora is None:
+        message = f"model.quantize {kind} keeps weights in 4 bits, which cannot be trained, and model.lora is not given"
+        yield "model.quantize", message, "train adapters on them: model.lora={}"
+    if config.strategy.name == "fsdp2":
+        message = f"model.quantize {kind} cannot be cut into the parts of strategy.name fsdp2"
+        yield "model.quantize", message, "use strategy.name=ddp: weights in 4 bits are small"
+    if importlib.util.find_spec("bitsandbytes") is None:
+        message = f"model.quantize {kind} needs bitsandbytes, which is not installed"
+        yield "model.quantize", message, "pip install 'unisono[quantize]'"
 
 
 def _folder(key: str, path: str) -> Problems:

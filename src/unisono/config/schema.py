@@ -57,6 +57,9 @@ class ModelSection(Section):
         default="auto", description="auto = document: exact per document, no mask of tokens x tokens"
     )
     lora: LoraSection | None = Field(default=None, description="train adapters only; absent = full fine-tuning")
+    quantize: Literal["none", "nf4"] = Field(
+        default="none", description="nf4 = frozen weights in 4 bits (QLoRA): a seventh of the memory, rounded weights"
+    )
     activation_checkpointing: bool = Field(
         default=False, description="recompute activations in backward: less memory, slower"
     )

@@ -14,6 +14,7 @@ import torch
 from unisono.config.schema import LoraSection, ModelSection
 from unisono.errors import ModelError
 from unisono.model import attention, stream
+from unisono.model.quantize import quantize
 from unisono.model.starter import starter_folder
 
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
@@ -87,13 +88,17 @@ def load_model(
         "trust_remote_code": section.trust_remote_code,
     }
     try:
-        model: torch.nn.Module | None = stream.hollow_model(folder, **settings) if hollow else None
+        is_packed = section.quantize != "none"
+        model: Any = stream.hollow_model(folder, **settings) if hollow or is_packed else None
         if model is None or not stream.can_stream(model, folder):
             model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **settings)
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(
             f"{folder} cannot be loaded as a causal language model: {error}", where="model.path"
         ) from error
+    if is_packed:
+        quantize(model, stream.reader(model, folder))
+        stream.fill(model, folder, torch.device("cpu"))
     if section.activation_checkpointing:
         _checkpoint_activations(model)
     return model if section.lora is None else add_adapters(model, section.lora, seed)

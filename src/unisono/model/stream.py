@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,23 @@ def fill(model: torch.nn.Module, folder: Path, device: torch.device) -> None:
     for name, buffer in model.named_buffers():
         if name in files and name in model.state_dict():
             _read(buffer, name, files[name])
+
+
+def reader(model: torch.nn.Module, folder: Path) -> Callable[[torch.nn.Parameter], torch.Tensor]:
+    """Return what gives a parameter's values: those it has, or for a hollow one those in the files."""
+    names, files = _names(model), _files_by_name(folder)
+
+    def read(parameter: torch.nn.Parameter) -> torch.Tensor:
+        if not parameter.is_meta:
+            return parameter.detach()
+        values, name = (
+            torch.empty_like(parameter, device="cpu").detach(),
+            next(n for n in names[parameter] if n in files),
+        )
+        _read(values, name, files[name])
+        return values
+
+    return read
 
 
 def _names(model: torch.nn.Module) -> dict[torch.nn.Parameter, list[str]]:
