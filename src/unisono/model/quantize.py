@@ -21,6 +21,8 @@ KIND = "nf4"
 class Nf4Linear(nn.Linear):
     """A linear layer whose frozen weight [out, in] is kept in 4 bits; ``weight`` holds them, two to a byte."""
 
+    weight: nn.Parameter
+
     def __init__(self, linear: nn.Linear, weight: torch.Tensor) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         packed, state = _functional().quantize_4bit(weight, blocksize=BLOCK, quant_type=KIND)
@@ -32,7 +34,7 @@ class Nf4Linear(nn.Linear):
         """Multiply, in the format of autocast or else of ``hidden`` [..., in]."""
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-        product: torch.Tensor = _Product.apply(hidden.to(dtype), self)
+        product: torch.Tensor = _Product.apply(hidden.to(dtype), self)  # type: ignore[no-untyped-call]
         return product if self.bias is None else product + self.bias.to(dtype)
 
     def whole(self, dtype: torch.dtype) -> torch.Tensor:
@@ -72,7 +74,7 @@ def quantize(model: Any, read: Callable[[nn.Parameter], torch.Tensor]) -> None:
 def num_parameters(model: nn.Module) -> int:
     """Count parameters as the model has them, whatever they are packed into; a tied one counts once."""
     layers = [layer for layer in model.modules() if isinstance(layer, Nf4Linear)]
-    packed: dict[torch.Tensor, int] = {layer.weight: layer.in_features * layer.out_features for layer in layers}
+    packed: dict[nn.Parameter, int] = {layer.weight: layer.in_features * layer.out_features for layer in layers}
     return sum(packed.get(parameter, parameter.numel()) for parameter in model.parameters())
 
 
