@@ -74,7 +74,7 @@ def quantize(model: Any, read: Callable[[nn.Parameter], torch.Tensor]) -> None:
 def num_parameters(model: nn.Module) -> int:
     """Count parameters as the model has them, whatever they are packed into; a tied one counts once."""
     layers = [layer for layer in model.modules() if isinstance(layer, Nf4Linear)]
-    packed: dict[nn.Parameter, int] = {layer.weight: layer.in_features * layer.out_features for layer in layers}
+    packed: dict[torch.Tensor, int] = {layer.weight: layer.in_features * layer.out_features for layer in layers}
     return sum(packed.get(parameter, parameter.numel()) for parameter in model.parameters())
 
 
