@@ -98,6 +98,29 @@ def config(
 
 
 @app.command()
+def plan(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    device: Annotated[str, typer.Option(help="which GPU: rtx-3090, a100-80, h100 ...")] = "rtx-3090",
+    gpus: Annotated[int, typer.Option(min=1, max=1024, help="how many of them")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Does it fit, how, and how fast? By formula from config.json and the run file: no weights, no GPU needed."""
+    from unisono.config.load import load
+    from unisono.plan.architecture import read_architecture
+    from unisono.plan.fit import as_lines, as_object, choices
+    from unisono.plan.hardware import find_device
+
+    settings, chosen = load(run_file, overrides or []).config, find_device(device)
+    found = choices(settings, read_architecture(_model_folder(settings.model.path)), chosen, gpus)
+    if as_json:
+        typer.echo(json.dumps(as_object(found, chosen), indent=1))
+    else:
+        typer.echo("\n".join(as_lines(found, settings, chosen)))
+    raise typer.Exit(0 if found[0].fits else 1)
+
+
+@app.command()
 def train(
     run_file: RunFile,
     overrides: Overrides = None,
@@ -246,6 +269,22 @@ def _progress(as_json: bool) -> Callable[[str], None]:
 
 def _print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _model_folder(path: str) -> Path:
+    """Find the model's folder without torch: its config.json is all that is needed."""
+    from unisono.errors import ModelError
+    from unisono.model.starter import starter_folder
+
+    if path == "starter":
+        return starter_folder()
+    if not (Path(path) / "config.json").is_file():
+        raise ModelError(
+            f"{path} is not a folder with a config.json",
+            where="model.path",
+            hint="copy the model's config.json into a folder; a plan needs nothing else",
+        )
+    return Path(path)
 
 
 def _checked(run_file: Path, overrides: list[str] | None) -> Loaded:

@@ -6,6 +6,7 @@ Loading is memory-mapped (safetensors): ranks of one host share the file's pages
 from __future__ import annotations
 
 import warnings
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ def load_model(
     from transformers import AutoModelForCausalLM, logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    getLogger("bitsandbytes").setLevel(ERROR)  # peft imports it; it warns of kernels that are for inference
     attention.register()
     settings: dict[str, Any] = {
         "dtype": weights,

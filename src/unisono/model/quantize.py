@@ -59,7 +59,7 @@ class _Product(torch.autograd.Function):
         return grad @ ctx.layer.whole(grad.dtype), None
 
 
-def quantize(model: Any, read: Callable[[nn.Parameter], torch.Tensor]) -> None:
+def quantize(model: Any, read: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Replace the linear layers of a causal language model, all but its output head, one after the other.
 
     ``read`` gives a weight's values, so that no more than one need be in memory whole.
@@ -74,8 +74,8 @@ def quantize(model: Any, read: Callable[[nn.Parameter], torch.Tensor]) -> None:
 def num_parameters(model: nn.Module) -> int:
     """Count parameters as the model has them, whatever they are packed into; a tied one counts once."""
     layers = [layer for layer in model.modules() if isinstance(layer, Nf4Linear)]
-    packed: dict[torch.Tensor, int] = {layer.weight: layer.in_features * layer.out_features for layer in layers}
-    return sum(packed.get(parameter, parameter.numel()) for parameter in model.parameters())
+    packed = {id(layer.weight): layer.in_features * layer.out_features for layer in layers}
+    return sum(packed.get(id(parameter), parameter.numel()) for parameter in model.parameters())
 
 
 def _functional() -> Any:

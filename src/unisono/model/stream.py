@@ -95,11 +95,12 @@ def fill(model: torch.nn.Module, folder: Path, device: torch.device) -> None:
             _read(buffer, name, files[name])
 
 
-def reader(model: torch.nn.Module, folder: Path) -> Callable[[torch.nn.Parameter], torch.Tensor]:
+def reader(model: torch.nn.Module, folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return what gives a parameter's values: those it has, or for a hollow one those in the files."""
-    names, files = _names(model), _files_by_name(folder)
+    files = _files_by_name(folder)
+    names: dict[torch.Tensor, list[str]] = {parameter: each for parameter, each in _names(model).items()}  # noqa: C416
 
-    def read(parameter: torch.nn.Parameter) -> torch.Tensor:
+    def read(parameter: torch.Tensor) -> torch.Tensor:
         if not parameter.is_meta:
             return parameter.detach()
         values, name = (

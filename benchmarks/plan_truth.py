@@ -1,0 +1,352 @@
+"""Compare the planner's bytes with what real steps allocate: every tensor's storage is counted while it lives.
+
+python benchmarks/plan_truth.py [--only TEXT] [--write FILE]   (make plan-truth)
+
+Each setting takes two real updates on the CPU through the lines that a run takes: load, strategy, step, optimizer. The
+peak is that of the second update, when the optimizer has its state. Several ranks are processes with gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from unisono.plan.architecture import architecture_of
+from unisono.plan.memory import Load, Moment, peak
+
+MIB = 2**20
+MEDIAN, WORST = 0.05, 0.10  # what the planner promises
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One step to measure: a model's shape, what is trained, and how much a micro-batch holds."""
+
+    name: str
+    documents: tuple[int, ...]  # lengths, in one packed row
+    compute: str = "fp32"
+    weights: str = "fp32"
+    lora: int | None = None
+    quantize: str = "none"
+    checkpointing: bool = False
+    strategy: str = "single"
+    ranks: int = 1
+    share_optimizer: bool = False
+    optimizer: str = "adamw"
+    num_micro: int = 1
+    shape: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch."""
+        return sum(self.documents)
+
+    @property
+    def targets(self) -> int:
+        """Half of them, as with questions and answers."""
+        return self.tokens // 2
+
+
+SHAPE = {
+    "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "vocab_size": 8000, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of living storages, and where the most were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.peak = 0
+        self.phase = ""
+        self.phases: dict[str, int] = {}
+        self._known: dict[int, weakref.ref[Any]] = {}
+        self._sizes: dict[int, int] = {}
+        self._resize = torch.UntypedStorage.resize_
+
+    def __enter__(self) -> Live:
+        """Count; also what fsdp2 does to storages behind the dispatcher's back."""
+        live = self
+
+        def resize(storage: Any, size: int) -> Any:
+            result = live._resize(storage, size)
+            if storage._cdata in live._sizes:
+                live._set(storage._cdata, size)
+            return result
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *error: object) -> None:
+        """Count no more."""
+        super().__exit__(*error)
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+    def _set(self, place: int, size: int) -> None:
+        self.bytes += size - self._sizes.pop(place, 0)
+        if size or place in self._known:
+            self._sizes[place] = size
+        self.peak = max(self.peak, self.bytes)
+        self.phases[self.phase] = max(self.phases.get(self.phase, 0), self.bytes)
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Count a tensor's storage, once."""
+        if isinstance(tensor, DTensor):
+            tensor = tensor._local_tensor
+        if tensor.device.type == "meta":
+            return
+        storage = tensor.untyped_storage()
+        place, size = storage._cdata, storage.nbytes()
+        known = self._known.get(place)
+        if size and (known is None or known() is None):
+
+            def gone(_: Any) -> None:
+                self._known.pop(place, None)
+                self._set(place, 0)
+
+            self._known[place] = weakref.ref(storage, gone)
+            self._set(place, size)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and count what it made."""
+        result = func(*args, **(kwargs or {}))
+        for each in tree_iter(result):
+            if isinstance(each, torch.Tensor):
+                self.add(each)
+        return result
+
+
+class Batch:
+    """A micro-batch of one packed row."""
+
+    def __init__(self, setting: Setting, vocabulary: int) -> None:
+        torch.manual_seed(0)
+        tokens = setting.tokens
+        self._inputs = {
+            "input_ids": torch.randint(0, vocabulary, (1, tokens)),
+            "position_ids": torch.cat([torch.arange(length) for length in setting.documents])[None],
+            "predictors": torch.arange(setting.targets),
+            "target_ids": torch.randint(0, vocabulary, (setting.targets,)),
+            "document_lengths": setting.documents,
+        }
+
+    def inputs(self, device: torch.device) -> dict[str, object]:
+        """Return the arguments of forward."""
+        return dict(self._inputs)
+
+
+def model_folder(shape: dict[str, Any], where: Path) -> Path:
+    """Write a Llama with random weights."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    folder = where / str(abs(hash(json.dumps(shape, sort_keys=True))))
+    if not folder.exists():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(LlamaConfig(**shape)).save_pretrained(folder)
+    return folder
+
+
+def measure(setting: Setting, folder: Path) -> dict[str, int]:
+    """Take two updates on this rank, which has joined the others; returns the peak of the second in bytes, by phase."""
+    from unisono import dist
+    from unisono.build import load_and_shard
+    from unisono.config.schema import LoraSection, ModelSection, OptimSection, StrategySection
+    from unisono.optim import build_optimizer
+    from unisono.precision import DTYPES, Precision
+    from unisono.resume import trainable
+    from unisono.step import take_update
+    from unisono.strategy import choose
+
+    world = dist.find_world()
+    section = ModelSection(
+        path=str(folder),
+        lora=None if setting.lora is None else LoraSection(rank=setting.lora),
+        activation_checkpointing=setting.checkpointing,
+        quantize=setting.quantize,
+    )
+    strategy = choose(StrategySection(name=setting.strategy, share_optimizer=setting.share_optimizer), world.size)
+    live = Live()
+    with live:
+        saved, training, model = load_and_shard(
+            section, folder, strategy, world, weights=DTYPES[setting.weights], seed=0
+        )
+    for tensor in [*training.parameters(), *training.buffers()]:
+        live.add(tensor)  # what was read from files
+    optimizer = build_optimizer(OptimSection(name=setting.optimizer), trainable(training))
+    strategy.bind(optimizer)
+    batches = [Batch(setting, saved.config.vocab_size) for _ in range(setting.num_micro)]
+
+    def enter(phase: str) -> None:
+        live.phase = phase
+
+    with live:
+        for _ in range(2):
+            live.peak, live.phases = live.bytes, {}
+            take_update(
+                model,
+                batches,
+                num_targets=setting.targets * setting.num_micro * world.size,
+                strategy=strategy,
+                optimizer=optimizer,
+                precision=Precision(setting.compute, world.device),
+                world=world,
+                rate=1e-4,
+                max_grad_norm=1.0,
+                enter=enter,
+            )
+    return {"peak": live.peak, **live.phases}
+
+
+def run(settings: Sequence[Setting], where: Path) -> list[dict[str, int]]:
+    """Measure settings of one number of ranks in processes of their own; returns rank 0's answers."""
+    world = settings[0].ranks
+    folders = [str(model_folder(SHAPE | setting.shape, where)) for setting in settings]
+    described = json.dumps([[asdict(setting), folder] for setting, folder in zip(settings, folders)])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(world):
+        place = {
+            "RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world,
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1,
+        }  # fmt: skip
+        command = [sys.executable, "-W", "ignore", __file__, "--rank", described]
+        environment = os.environ | {key: str(value) for key, value in place.items()}
+        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    answers = [rank.communicate(timeout=600)[0] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        raise SystemExit(f"a rank failed: {answers}")
+    return [json.loads(line) for line in answers[0].splitlines() if line.startswith("{")]
+
+
+def predicted(setting: Setting) -> Moment:
+    """Ask the planner."""
+    shape = architecture_of({"model_type": "llama", **SHAPE, **setting.shape}, where="here")
+    load = Load(
+        shape,
+        setting.documents,
+        setting.targets,
+        is_half=setting.compute == "bf16",
+        has_half_weights=setting.weights == "bf16",
+        lora_rank=setting.lora,
+        is_packed=setting.quantize != "none",
+        checkpointing=setting.checkpointing,
+        num_moments=2 if setting.optimizer == "adamw" else 0,
+        strategy=setting.strategy,
+        ranks=setting.ranks,
+        share_optimizer=setting.share_optimizer,
+        accumulates=setting.num_micro > 1,
+    )
+    return peak(load)
+
+
+def settings() -> list[Setting]:
+    """The grid: every strategy with every lever that composes, over formats, lengths and shapes."""
+    wide = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4}
+    deep = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 12, "num_attention_heads": 4}
+    tied = {"tie_word_embeddings": True, "vocab_size": 16000}
+    rows = {"short": (150,) * 8, "one": (600,), "few": (60,)}
+    found = []
+    for name, documents in rows.items():
+        for compute in ("fp32", "bf16"):
+            found += [
+                Setting(f"full {compute}, {name}", documents, compute),
+                Setting(f"lora {compute}, {name}", documents, compute, lora=8),
+            ]
+    short, one = rows["short"], rows["one"]
+    for label, shape in (("wide", wide), ("deep", deep), ("tied", tied)):
+        found += [
+            Setting(f"full bf16, {label}", short, "bf16", shape=shape),
+            Setting(f"full fp32, {label}", one, shape=shape),
+            Setting(f"ddp full bf16, {label}", short, "bf16", strategy="ddp", ranks=2, shape=shape),
+            Setting(f"fsdp2 full fp32, {label}", one, strategy="fsdp2", ranks=2, shape=shape),
+        ]
+    for strategy in ("ddp", "fsdp2"):
+        two = {"strategy": strategy, "ranks": 2}
+        found += [
+            Setting(f"{strategy} full fp32", short, **two),
+            Setting(f"{strategy} full bf16", short, "bf16", **two),
+            Setting(f"{strategy} lora bf16", short, "bf16", lora=8, **two),
+            Setting(f"{strategy} full bf16, accumulation", short, "bf16", num_micro=2, **two),
+            Setting(f"{strategy} full bf16, checkpointing", short, "bf16", checkpointing=True, **two),
+        ]
+    return [
+        *found,
+        Setting("ddp full fp32, optimizer shared", one, strategy="ddp", ranks=2, share_optimizer=True),
+        Setting("ddp full bf16, optimizer shared", short, "bf16", strategy="ddp", ranks=3, share_optimizer=True),
+        Setting("full bf16, accumulation", short, "bf16", num_micro=2),
+        Setting("full bf16, checkpointing", short, "bf16", checkpointing=True),
+        Setting("full fp32, checkpointing", one, checkpointing=True),
+        Setting("lora bf16, checkpointing", short, "bf16", lora=8, checkpointing=True),
+        Setting("lora over bf16 weights", short, "bf16", "bf16", lora=8),
+        Setting("lora over nf4 weights", short, "bf16", lora=8, quantize="nf4"),
+        Setting("lora over nf4 and bf16", short, "bf16", "bf16", lora=8, quantize="nf4"),
+        Setting("full in bf16 weights", short, "bf16", "bf16"),
+        Setting("full sgd fp32", one, optimizer="sgd"),
+        Setting("full bf16, long", (1400,), "bf16"),
+    ]
+
+
+def main() -> int:
+    """Measure the grid, print the table; 1 if the planner is further off than it promises."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="settings whose name holds this")
+    parser.add_argument("--write", type=Path, help="keep the figures as JSON")
+    args = parser.parse_args()
+    chosen = [setting for setting in settings() if args.only in setting.name]
+    rows, errors = [], []
+    with tempfile.TemporaryDirectory(prefix="plan-truth-") as scratch:
+        measured: dict[str, int] = {}
+        for ranks in sorted({setting.ranks for setting in chosen}):
+            group = [setting for setting in chosen if setting.ranks == ranks]
+            answers = run(group, Path(scratch))
+            measured |= {setting.name: answer["peak"] for setting, answer in zip(group, answers, strict=True)}
+        for setting in chosen:
+            real, moment = measured[setting.name], predicted(setting)
+            errors.append(moment.total / real - 1)
+            rows.append({"setting": setting.name, "measured_bytes": real, "predicted_bytes": moment.total})
+            figures = f"{real / MIB:8.1f} MiB, planned {moment.total / MIB:8.1f} ({errors[-1]:+6.1%}) at {moment.name}"
+            print(f"{setting.name:40} {figures}", flush=True)
+    sizes = sorted(map(abs, errors))
+    middle, worst = statistics.median(sizes), sizes[-1]
+    print(f"{len(sizes)} settings: {middle:.1%} off in the median, {worst:.1%} at worst")
+    if args.write:
+        args.write.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return int(middle > MEDIAN or worst > WORST)
+
+
+def _as_rank(described: str) -> None:
+    from unisono import dist
+    from unisono.worker import leave
+
+    torch.set_num_threads(1)
+    dist.join(dist.find_world(), 60)
+    for given, folder in json.loads(described):
+        setting = Setting(**{**given, "documents": tuple(given["documents"])})
+        print(json.dumps(measure(setting, Path(folder))), flush=True)
+        gc.collect()
+    leave(0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        _as_rank(*sys.argv[2:])
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""Every choice that a run file leaves open, against a device: which fit, which of them is the fastest, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from unisono.config.schema import RunConfig
+from unisono.errors import ConfigError
+from unisono.plan.architecture import Architecture
+from unisono.plan.hardware import GIB, Device
+from unisono.plan.memory import Load, Moment, checkpoint_bytes, host_bytes, peak
+from unisono.plan.time import Seconds, seconds_of_update
+
+SIZES = (1, 2, 4, 8, 16, 32)  # samples of full length in a micro-batch
+SHOWN = 6
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way to run it, with what a rank needs and how long an update takes."""
+
+    load: Load
+    peak: Moment
+    seconds: Seconds
+    num_micro: int
+    room_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether the peak is within the device's memory."""
+        return self.peak.total <= self.room_bytes
+
+    @property
+    def overrides(self) -> list[str]:
+        """Say the choice as overrides of the run file."""
+        load = self.load
+        return [
+            f"strategy.name={load.strategy}",
+            *(["strategy.share_optimizer=true"] if load.share_optimizer else []),
+            *(["model.activation_checkpointing=true"] if load.checkpointing else []),
+            f"batch.micro_tokens={load.tokens}",
+        ]
+
+
+def choices(config: RunConfig, shape: Architecture, device: Device, ranks: int) -> list[Choice]:
+    """Judge every open choice on ``ranks`` devices: those that fit first, the fastest first; of the rest, the smallest.
+
+    Samples are taken to be of ``data.max_length`` tokens, all of them targets: the worst that can come.
+    """
+    length = config.data.max_length
+    if length == "auto":
+        raise ConfigError(
+            "the planner needs the longest sample in tokens, and data.max_length is auto",
+            where="data.max_length",
+            hint="for example data.max_length=2048",
+        )
+    size = config.batch.global_size or max(1, (config.batch.global_tokens or 0) // length)
+    found = []
+    for load in _loads(config, shape, device, ranks, length):
+        num_micro = max(1, round(size / (len(load.documents) * ranks)))
+        load = replace(load, accumulates=num_micro > 1)
+        seconds = seconds_of_update(load, device, num_micro=num_micro)
+        found.append(Choice(load, peak(load), seconds, num_micro, device.memory_bytes))
+    return sorted(
+        found, key=lambda each: (not each.fits, -each.seconds.tokens_per_second if each.fits else each.peak.total)
+    )
+
+
+def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, length: int) -> Iterator[Load]:
+    model, optim, batch = config.model, config.optim, config.batch
+    compute = config.precision.compute
+    base = Load(
+        shape,
+        (length,),
+        length,
+        is_half=compute in ("bf16", "fp16") or (compute == "auto" and device.has_bf16),
+        has_half_weights=config.precision.weights == "bf16",
+        lora_rank=None if model.lora is None else model.lora.rank,
+        lora_targets="all-linear" if model.lora is None else model.lora.targets,
+        is_packed=model.quantize != "none",
+        num_moments=2 if optim.name == "adamw" else int(optim.momentum > 0),
+        ranks=ranks,
+        on_gpu=True,
+    )
+    if batch.micro_size is not None:
+        sizes = [batch.micro_size]
+    elif batch.micro_tokens != "auto":
+        sizes = [max(1, batch.micro_tokens // length)]
+    else:
+        most = max(1, (batch.global_size or SIZES[-1]) // ranks)
+        sizes = [size for size in SIZES if size <= most]
+    for strategy, shared in _strategies(config, ranks):
+        for checkpointing in (True,) if model.activation_checkpointing else (False, True):
+            for size in sizes:
+                yield replace(
+                    base,
+                    documents=(length,) * size,
+                    targets=length * size,
+                    strategy=strategy,
+                    share_optimizer=shared,
+                    checkpointing=checkpointing,
+                )
+
+
+def _strategies(config: RunConfig, ranks: int) -> list[tuple[str, bool]]:
+    if ranks == 1:
+        return [("single", False)]
+    name, is_packed = config.strategy.name, config.model.quantize != "none"
+    shares = (True,) if config.strategy.share_optimizer else (False, True)
+    replicas = [("ddp", shared) for shared in shares] if name in ("auto", "ddp") else []
+    return replicas + ([("fsdp2", False)] if name in ("auto", "fsdp2") and not is_packed else [])
+
+
+def as_lines(found: list[Choice], config: RunConfig, device: Device) -> Iterator[str]:
+    """Tell the choices, what the best one needs, and what to do if none fits."""
+    best = found[0]
+    load, ranks = best.load, best.load.ranks
+    yield (
+        f"{load.architecture.parameters:,} parameters, {load.trained:,} trained; {ranks} x {device.name} with "
+        f"{device.memory_gib:.1f} GiB each; samples of {config.data.max_length} tokens at most"
+    )
+    yield f"{'GiB a rank':>12}  {'tokens/s':>9}  {'MFU':>4}  "
+    num_fitting = sum(each.fits for each in found)
+    for each in found[: max(SHOWN, min(num_fitting, SHOWN))]:
+        speed = f"{each.seconds.tokens_per_second:9,.0f}  {each.seconds.mfu(device):4.0%}"
+        missing = "" if each.fits else f"   does not fit: {(each.peak.total - each.room_bytes) / GIB:.1f} GiB too much"
+        yield f"{each.peak.total / GIB:12.1f}  {speed}  {' '.join(each.overrides)}{missing}"
+    if len(found) > SHOWN:
+        yield f"({len(found)} choices in all, {num_fitting} fit; --json has them)"
+    yield f"{'the best' if best.fits else 'the smallest'}, at its peak ({best.peak.name}), on each rank:"
+    for part, size in sorted(best.peak.parts.items(), key=lambda item: -item[1]):
+        if size:
+            yield f"{size / GIB:12.2f} GiB  {part}"
+    yield from _advice(best, config) if not best.fits else _needs(best, config, device)
+
+
+def _needs(best: Choice, config: RunConfig, device: Device) -> Iterator[str]:
+    load, seconds = best.load, best.seconds
+    yield (
+        f"an update: {seconds.total:.2f} s, of it products {seconds.products:.2f}, exchange {seconds.exchange:.2f}, "
+        f"optimizer {seconds.optimizer:.2f}; {best.num_micro} micro-batches a rank, {seconds.tokens:,} tokens"
+    )
+    if config.length.updates is not None:
+        hours = seconds.total * config.length.updates / 3600
+        energy = hours * load.ranks * device.watts / 1000
+        yield f"{config.length.updates:,} updates: {hours:.1f} h and {energy:.1f} kWh at most ({device.watts} W each)"
+    disk = checkpoint_bytes(load) * config.checkpoint.keep
+    yield (
+        f"besides: {host_bytes(load) / GIB:.1f} GiB of host memory a rank for a save in the background, "
+        f"{disk / GIB:.1f} GiB of disk for {config.checkpoint.keep} checkpoints"
+    )
+
+
+def _advice(best: Choice, config: RunConfig) -> Iterator[str]:
+    """What would help, in the order of what it costs."""
+    yield "nothing fits. What helps:"
+    if config.model.lora is None:
+        yield "  model.lora={}: train adapters: no gradients and no moments for the base"
+    elif config.precision.weights == "fp32":
+        yield "  precision.weights=bf16: the frozen base in half the bytes; adapters stay fp32"
+    if config.model.lora is not None and config.model.quantize == "none":
+        yield "  model.quantize=nf4: the frozen base in 4 bits (QLoRA)"
+    if best.load.strategy == "single" or (config.strategy.name == "ddp" and config.model.quantize == "none"):
+        yield "  more GPUs with strategy.name=fsdp2: each keeps its part of weights, gradients and moments"
+    yield "  a smaller data.max_length"
+
+
+def as_object(found: list[Choice], device: Device) -> dict[str, object]:
+    """Give all choices as plain values."""
+    return {
+        "device": vars(device),
+        "choices": [
+            {
+                "fits": each.fits,
+                "overrides": each.overrides,
+                "peak_bytes": each.peak.total,
+                "when": each.peak.name,
+                "bytes": each.peak.parts,
+                "seconds_of_update": {
+                    "products": each.seconds.products,
+                    "exchange": each.seconds.exchange,
+                    "optimizer": each.seconds.optimizer,
+                },
+                "tokens_per_second": each.seconds.tokens_per_second,
+                "mfu": each.seconds.mfu(device),
+                "num_micro_batches": each.num_micro,
+                "host_bytes": host_bytes(each.load),
+                "checkpoint_bytes": checkpoint_bytes(each.load),
+            }
+            for each in found
+        ],
+    }

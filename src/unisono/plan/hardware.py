@@ -1,0 +1,66 @@
+"""What devices have and can do: memory, dense peak of products, bandwidths, power; vendors' figures.
+
+``memory`` is what a framework sees of it, a little less than what is sold. ``half`` and ``fp32``: dense TFLOPS, half with
+fp32 sums, without sparsity. ``link``: to its neighbours in one machine, one direction.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from unisono.errors import LaunchError
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator. ``has_bf16``: it multiplies bf16, else half is fp16."""
+
+    name: str
+    memory_gib: float
+    half_tflops: float
+    fp32_tflops: float
+    memory_gb_per_second: float
+    link_gb_per_second: float
+    watts: int
+    source: str
+    has_bf16: bool = True
+
+    @property
+    def memory_bytes(self) -> int:
+        """Its memory."""
+        return int(self.memory_gib * GIB)
+
+
+_PCIE4, _PCIE5 = 25.0, 50.0  # GB/s of 16 lanes that copies reach, of 32 and 64 in theory
+_DEVICES = [
+    Device("rtx-3090", 23.7, 71, 35.6, 936, _PCIE4, 350, "NVIDIA Ampere GA102 architecture paper"),
+    Device("rtx-4090", 23.6, 165, 82.6, 1008, _PCIE4, 450, "NVIDIA Ada GPU architecture paper"),
+    Device("rtx-5090", 31.4, 209, 104.8, 1792, _PCIE5, 575, "NVIDIA RTX Blackwell architecture paper"),
+    Device("a10g", 22.1, 70, 31.2, 600, _PCIE4, 300, "NVIDIA A10G data sheet (AWS G5)"),
+    Device("l4", 22.2, 121, 30.3, 300, _PCIE4, 72, "NVIDIA L4 data sheet"),
+    Device("l40s", 44.4, 362, 91.6, 864, _PCIE4, 350, "NVIDIA L40S data sheet"),
+    Device("v100-16", 15.8, 125, 15.7, 900, 130, 300, "NVIDIA V100 SXM2 data sheet", has_bf16=False),
+    Device("v100-32", 31.7, 125, 15.7, 900, 130, 300, "NVIDIA V100 SXM2 data sheet", has_bf16=False),
+    Device("a100-40", 39.4, 312, 19.5, 1555, 270, 400, "NVIDIA A100 SXM data sheet"),
+    Device("a100-80", 79.2, 312, 19.5, 2039, 270, 400, "NVIDIA A100 SXM data sheet"),
+    Device("h100", 79.1, 989, 67, 3350, 400, 700, "NVIDIA H100 SXM data sheet"),
+    Device("h200", 139.8, 989, 67, 4800, 400, 700, "NVIDIA H200 SXM data sheet"),
+    Device("b200", 178.0, 2250, 75, 8000, 800, 1000, "NVIDIA DGX B200 data sheet"),
+    Device("mi300x", 191.5, 1307, 163.4, 5300, 350, 750, "AMD Instinct MI300X data sheet"),
+]
+DEVICES = {device.name: device for device in _DEVICES}
+
+
+def find_device(name: str) -> Device:
+    """Return the device called ``name``. Raises LaunchError with the nearest name for an unknown one."""
+    wanted = name.lower().replace("_", "-").replace(" ", "-")
+    if wanted in DEVICES:
+        return DEVICES[wanted]
+    near = difflib.get_close_matches(wanted, DEVICES, n=1)
+    raise LaunchError(
+        f"--device {name}: its figures are not known; those of {', '.join(DEVICES)} are",
+        hint=f"did you mean {near[0]}?" if near else None,
+    )

@@ -1,0 +1,281 @@
+"""Bytes on one rank, by what they are for and at which moment: derived from what the training code keeps.
+
+``make plan-truth`` compares them with what real steps allocate (``benchmarks/plan_truth.py``). Symbols: h hidden size,
+a width of all queries, k of all keys, f of the MLP, V vocabulary, n tokens of a micro-batch, t its targets, c bytes of
+a computed value (2 or 4), s bytes of the residual stream (4, or 2 where weights are bf16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unisono.plan.architecture import Architecture
+
+SHORT = 512  # tokens of a document whose attention keeps its probabilities on a CPU (model.products)
+CHUNK_BYTES, GROUP_BYTES = 32 * 2**20, 128 * 2**20  # of the loss head (loss.py)
+NF4_BYTES = 0.5 + 4 / 64  # of a value: four bits, and a scale in fp32 for 64 of them
+FP32, HALF = 4, 2
+# An assumption, not a measurement: context, libraries and their workspaces on a GPU, and what its allocator cannot use.
+CUDA_CONTEXT_BYTES, CUDA_FRAGMENTATION = 600 * 2**20, 0.04
+
+
+@dataclass(frozen=True)
+class Load:
+    """What decides how much memory a rank takes. ``documents``: lengths of those in the fullest micro-batch."""
+
+    architecture: Architecture
+    documents: Sequence[int]
+    targets: int
+    is_half: bool = False  # computed in bf16 or fp16
+    has_half_weights: bool = False
+    lora_rank: int | None = None
+    lora_targets: str | list[str] = "all-linear"
+    is_packed: bool = False  # frozen matrices in NF4
+    checkpointing: bool = False
+    num_moments: int = 2
+    strategy: str = "single"
+    ranks: int = 1
+    share_optimizer: bool = False
+    accumulates: bool = False  # more than one micro-batch an update
+    on_gpu: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the micro-batch."""
+        return sum(self.documents)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Every rank keeps its part of everything."""
+        return self.strategy == "fsdp2"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a weight that is kept as it is."""
+        return HALF if self.has_half_weights else FP32
+
+    @property
+    def computed_bytes(self) -> int:
+        """Bytes of a value that a product gives."""
+        return HALF if self.is_half else FP32
+
+    @property
+    def trained(self) -> int:
+        """Values that are trained."""
+        if self.lora_rank is None:
+            return self.architecture.parameters
+        return self.architecture.adapters(self.lora_rank, self.lora_targets)
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes of all trained values: adapters are fp32 whatever the base is."""
+        return self.trained * (self.weight_bytes if self.lora_rank is None else FP32)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment of an update and what is in memory then, in bytes by purpose."""
+
+    name: str
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self.parts.values())
+
+
+def moments(load: Load) -> list[Moment]:
+    """Return the moments that can be the peak of an update, in their order."""
+    always = _always(load)
+    found = [
+        Moment("end of forward", always | _forward(load)),
+        Moment("end of backward", always | _end_of_backward(load)),
+        Moment("optimizer", always | _gradients(load)),
+    ]
+    if not load.on_gpu:
+        return found
+    for moment in found:
+        moment.parts["reserve of the GPU"] = CUDA_CONTEXT_BYTES + int(CUDA_FRAGMENTATION * moment.total)
+    return found
+
+
+def peak(load: Load) -> Moment:
+    """Return the moment with the most bytes."""
+    return max(moments(load), key=lambda moment: moment.total)
+
+
+def host_bytes(load: Load) -> int:
+    """Return what a save copies on this rank: weights that are trained and moments, each written by one rank."""
+    return -(-(1 + load.num_moments) * load.trained_bytes // load.ranks)
+
+
+def checkpoint_bytes(load: Load) -> int:
+    """Return the size of a checkpoint on disk."""
+    return (1 + load.num_moments) * load.trained_bytes
+
+
+def base_bytes(load: Load) -> int:
+    """Return the bytes of all weights of one model: what is trained, and what is frozen."""
+    shape = load.architecture
+    matrices = shape.layers * shape.matrices
+    rest = (shape.parameters - matrices) * load.weight_bytes
+    adapters = 0 if load.lora_rank is None else load.trained_bytes
+    return int(matrices * (NF4_BYTES if load.is_packed else load.weight_bytes)) + rest + adapters
+
+
+def _always(load: Load) -> dict[str, int]:
+    parts = load.ranks if load.is_sharded else 1
+    shared = load.ranks if load.is_sharded or load.share_optimizer else 1
+    return {
+        "weights": base_bytes(load) // parts,
+        "optimizer": load.num_moments * load.trained_bytes // shared,
+    }
+
+
+def _gradients(load: Load) -> dict[str, int]:
+    return {"gradients": load.trained_bytes // (load.ranks if load.is_sharded else 1)}
+
+
+def _forward(load: Load) -> dict[str, int]:
+    """The loss head has just run: all that backward needs is there.
+
+    Gradients are there already where ddp keeps them in its buckets, or where an earlier micro-batch left its own: those
+    are whole under fsdp2, too, since it exchanges once, and lie beside ddp's buckets.
+    """
+    shape = load.architecture
+    num_gradients = (load.strategy == "ddp") + load.accumulates
+    gathered = (_root(load) + shape.block * load.weight_bytes) if load.is_sharded else 0
+    copies = _copies_of_block(load, kept=True) * shape.layers
+    kept = load.tokens * (shape.layers * _kept_by_layer(load) + _around_layers(load))
+    return {
+        "gradients": num_gradients * load.trained_bytes,
+        "gathered weights": gathered,
+        "weights in bf16": copies,
+        "activations": kept + (_attention_matrices(load) if not load.checkpointing else 0),
+        "loss head": _head(load),
+    }
+
+
+def _end_of_backward(load: Load) -> dict[str, int]:
+    """The embedding's gradient has just been made; under ddp it lies beside its place in the bucket.
+
+    fsdp2 holds the root's weights, their whole gradient and its copy for the exchange.
+    """
+    shape = load.architecture
+    if load.is_sharded:
+        whole, root = load.trained_bytes, _root(load)
+        if load.lora_rank is not None:
+            return {"gradients": whole // load.ranks, "gathered weights": root}
+        exchange = whole + root if load.accumulates else (whole - root) // load.ranks + 2 * root
+        return {"gradients": exchange, "gathered weights": root}
+    is_trained = load.lora_rank is None
+    beside = shape.embedding * load.weight_bytes if is_trained and (load.strategy == "ddp" or shape.is_tied) else 0
+    first = _backward_of_first(load) if is_trained else 0
+    return {"gradients": load.trained_bytes + beside, "activations": max(0, first - beside)}
+
+
+def _backward_of_first(load: Load) -> int:
+    """The first block's own activations and copies, which its backward is using up."""
+    kept = load.tokens * _kept_by_layer(load, whole=True) + _attention_matrices(load) // load.architecture.layers
+    return kept + _copies_of_block(load) - load.architecture.embedding * load.weight_bytes
+
+
+def _root(load: Load) -> int:
+    """Embeddings, last norm and head, which fsdp2 gathers as one."""
+    shape = load.architecture
+    return (shape.parameters - shape.layers * shape.block) * load.weight_bytes
+
+
+def _copies_of_block(load: Load, *, kept: bool = False) -> int:
+    """Autocast makes a half-precision copy of each fp32 matrix that it multiplies with.
+
+    What backward needs is ``kept`` until then; with checkpointing, what autocast has cached: trained matrices only.
+    """
+    if not load.is_half:
+        return 0
+    is_gone = load.has_half_weights or load.is_packed or (kept and load.checkpointing and load.lora_rank is not None)
+    base = 0 if is_gone else load.architecture.matrices
+    rank = load.lora_rank
+    layers = load.architecture.layers
+    adapters = 0 if rank is None else load.architecture.adapters(rank, load.lora_targets) // layers
+    return HALF * (base + adapters)
+
+
+def _kept_by_layer(load: Load, *, whole: bool = False) -> int:
+    """Bytes per token that backward needs of a block; with checkpointing its input alone, unless ``whole``.
+
+    Norms: their input in fp32 and 1 / rms; and the normalized values where their weight is trained. Products: their
+    input, which autocast copies for each of them (3 h, a, 2 h, f); with adapters, those of the adapted layers. MLP:
+    gate, up, its activation, and their product (4 f). Adapters: rank values each.
+    """
+    shape, c = load.architecture, load.computed_bytes
+    stream = load.weight_bytes
+    if load.checkpointing and not whole:
+        return stream * shape.hidden
+    h, is_trained = shape.hidden, load.lora_rank is None
+    norms = shape.norms * (FP32 * h + FP32 + (stream * h if is_trained else 0))
+    heads = shape.qk_norm * (FP32 + (c if is_trained else 0)) * (shape.attention + shape.key_value)
+    mlp = 4 * c * shape.intermediate * shape.experts_per_token
+    return norms + heads + mlp + _inputs(load) + _attention(load)
+
+
+def _inputs(load: Load) -> int:
+    """Inputs of products that are kept: of those whose weight is trained, here or in an adapter."""
+    shape, c = load.architecture, load.computed_bytes
+    copied = load.is_half and (not load.has_half_weights or load.lora_rank is not None)
+    targets = load.lora_targets if load.lora_rank is not None else "all-linear"
+    linear = shape.linear(targets)
+    outputs = 0 if load.lora_rank is None else c * load.lora_rank * len(linear)
+    reads_hidden = [name for name in linear if name.startswith(("q", "k_", "v_"))]
+    reads_mlp = [name for name in linear if name.startswith(("gate", "up_"))]
+    num_hidden = (len(reads_hidden) + len(reads_mlp)) if copied else bool(reads_hidden) + bool(reads_mlp)
+    kept = c * shape.hidden * num_hidden
+    if "o_proj" in linear and not load.on_gpu:  # on a GPU it is attention's own output
+        kept += c * shape.attention
+    return kept + outputs
+
+
+def _attention(load: Load) -> int:
+    """Queries, keys, values and output (grouped keys are repeated by the fused kernel of a CPU), and log-sums."""
+    shape, c = load.architecture, load.computed_bytes
+    if load.on_gpu:
+        return c * (2 * shape.attention + 2 * shape.key_value) + FP32 * shape.heads
+    if load.is_half and max(load.documents) <= SHORT:
+        return c * (2 * shape.attention + 2 * shape.key_value)
+    return c * 4 * shape.attention + FP32 * shape.heads
+
+
+def _attention_matrices(load: Load) -> int:
+    """Probabilities of short documents in half precision on a CPU: heads x length^2, in every layer."""
+    if load.on_gpu or not load.is_half:
+        return 0
+    squares = sum(length**2 for length in load.documents if length <= SHORT)
+    return load.architecture.layers * HALF * load.architecture.heads * squares
+
+
+def _around_layers(load: Load) -> int:
+    """Bytes per token outside the blocks: the last norm's input, values and output; rotary tables."""
+    shape, stream = load.architecture, load.weight_bytes
+    norm = FP32 * shape.hidden + FP32 + (stream * shape.hidden if load.lora_rank is None else 0)
+    return norm + stream * shape.hidden + 2 * FP32 * shape.head
+
+
+def _head(load: Load) -> int:
+    """The loss head at its fullest: hidden states of the targets and their gradient, the weight's gradient, a chunk.
+
+    It takes chunks of ``CHUNK_BYTES`` of fp32 logits, and gathers their gradients in groups before it multiplies.
+    """
+    shape, c, stream = load.architecture, load.computed_bytes, load.weight_bytes
+    V, h, t = shape.vocabulary, shape.hidden, load.targets
+    chunk = max(1, CHUNK_BYTES // (FP32 * V))
+    group = max(chunk, GROUP_BYTES // (c * V) // chunk * chunk)
+    is_trained = load.lora_rank is None
+    always = 2 * stream * t * h + (FP32 * V * h if is_trained else 0)
+    always += c * V * h if c != stream else 0  # its weight, cast
+    always += c * min(group, t) * h if c != stream else 0
+    gradients = c * min(group, t) * V
+    logits = min(chunk, t) * V * (FP32 if c == FP32 else c + FP32)
+    product = c * V * h if is_trained and c != FP32 else 0
+    return always + gradients + max(logits, product)
