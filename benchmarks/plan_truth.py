@@ -182,7 +182,8 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
         activation_checkpointing=setting.checkpointing,
         quantize=setting.quantize,
     )
-    strategy = choose(StrategySection(name=setting.strategy, share_optimizer=setting.share_optimizer), world.size)
+    chosen = StrategySection(name=setting.strategy, share_optimizer=setting.share_optimizer)
+    strategy = choose(chosen, world.size, DTYPES[setting.compute])
     live = Live()
     with live:
         saved, training, model = load_and_shard(

@@ -123,7 +123,7 @@ class Run:
 def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
     """Collective. Load the model, wrap it, and lay out the order of the whole run."""
     check_same_data(inputs.data.train.key)
-    strategy = choose_strategy(config.strategy, world.size)
+    strategy = choose_strategy(config.strategy, world.size, DTYPES[compute])
     saved, training, model = load_and_shard(
         config.model,
         inputs.folder,

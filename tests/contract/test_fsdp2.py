@@ -272,3 +272,22 @@ def test_b49_host_memory_while_loading(tiny: Path, tmp_path: Path) -> None:
     for world in (2, 4):
         peaks = run_ranks(load_and_measure, world, tiny, big)
         assert 0.9 * file_bytes < sum(peaks) <= 1.5 * file_bytes, peaks
+
+
+BF16 = {
+    "full": Settings(compute="bf16", optim=ADAMW, updates=4, global_size=3),
+    "lora": Settings(compute="bf16", optim=ADAMW, updates=3, global_size=3, lora=LORA),
+    "checkpointing": Settings(compute="bf16", optim=ADAMW, updates=3, global_size=3, checkpointing=True),
+}
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_half_precision_is_that_of_replicas(tiny: Path, world: int) -> None:
+    """Weights are gathered in bf16: the same copies that autocast makes. Sums over ranks differ in their order."""
+    replicas = [replace(settings, micro_tokens=24) for settings in BF16.values()]
+    sharded = [replace(settings, strategy="fsdp2") for settings in replicas]
+    expected = run_ranks(train_updates, world, tiny, *replicas)[0]
+    for traces in run_ranks(train_updates, world, tiny, *sharded):
+        for ours, theirs in zip(traces, expected, strict=True):
+            assert_same_trace(ours, theirs, tolerance=2e-6)
+            assert ours.norms == pytest.approx(theirs.norms, rel=1e-5)

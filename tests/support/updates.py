@@ -109,7 +109,7 @@ def train(place: Any, folder: Path, settings: Settings) -> Trace:
     from unisono.model.load import base_model, load_model
     from unisono.model.stream import fill
     from unisono.optim import build_optimizer, rate
-    from unisono.precision import Precision
+    from unisono.precision import DTYPES, Precision
     from unisono.resume import trainable
     from unisono.state import seed_update
     from unisono.step import take_update
@@ -126,7 +126,7 @@ def train(place: Any, folder: Path, settings: Settings) -> Trace:
     chosen = StrategySection(
         name=settings.strategy, unused_parameters=settings.unused, share_optimizer=settings.share_optimizer
     )
-    strategy = choose(chosen, world)
+    strategy = choose(chosen, world, DTYPES[settings.compute])
     saved = load_model(section, folder, weights=torch.float32, seed=1, hollow=strategy.forward_is_collective)
     training = TrainingModel(base_model(saved), document_attention=settings.attention in {"auto", "document"})
     if settings.prepare is not None:

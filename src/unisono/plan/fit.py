@@ -1,4 +1,4 @@
-"""Every choice that a run file leaves open, against a device: which fit, which of them is the fastest, what is missing."""
+"""Every choice that a run file leaves open, against a device: which fit, which is the fastest, what is missing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What devices have and can do: memory, dense peak of products, bandwidths, power; vendors' figures.
 
-``memory`` is what a framework sees of it, a little less than what is sold. ``half`` and ``fp32``: dense TFLOPS, half with
-fp32 sums, without sparsity. ``link``: to its neighbours in one machine, one direction.
+``memory`` is what a framework sees of it, a little less than what is sold. ``half`` and ``fp32``: dense TFLOPS, half
+with fp32 sums, without sparsity. ``link``: to its neighbours in one machine, one direction.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def find_device(name: str) -> Device:
     wanted = name.lower().replace("_", "-").replace(" ", "-")
     if wanted in DEVICES:
         return DEVICES[wanted]
-    near = difflib.get_close_matches(wanted, DEVICES, n=1)
+    near = [known for known in DEVICES if known.startswith(wanted)] or difflib.get_close_matches(wanted, DEVICES, n=1)
     raise LaunchError(
         f"--device {name}: its figures are not known; those of {', '.join(DEVICES)} are",
-        hint=f"did you mean {near[0]}?" if near else None,
+        hint=f"did you mean {' or '.join(near)}?" if near else None,
     )

@@ -146,7 +146,7 @@ def _forward(load: Load) -> dict[str, int]:
     """
     shape = load.architecture
     num_gradients = (load.strategy == "ddp") + load.accumulates
-    gathered = (_root(load) + shape.block * load.weight_bytes) if load.is_sharded else 0
+    gathered = (_root(load) + _gathered_block(load)) if load.is_sharded else 0
     copies = _copies_of_block(load, kept=True) * shape.layers
     kept = load.tokens * (shape.layers * _kept_by_layer(load) + _around_layers(load))
     return {
@@ -182,6 +182,12 @@ def _backward_of_first(load: Load) -> int:
     return kept + _copies_of_block(load) - load.architecture.embedding * load.weight_bytes
 
 
+def _gathered_block(load: Load) -> int:
+    """A block's weights, its linear layers in the format of their products."""
+    shape = load.architecture
+    return shape.matrices * load.computed_bytes + (shape.block - shape.matrices) * load.weight_bytes
+
+
 def _root(load: Load) -> int:
     """Embeddings, last norm and head, which fsdp2 gathers as one."""
     shape = load.architecture
@@ -193,7 +199,7 @@ def _copies_of_block(load: Load, *, kept: bool = False) -> int:
 
     What backward needs is ``kept`` until then; with checkpointing, what autocast has cached: trained matrices only.
     """
-    if not load.is_half:
+    if not load.is_half or load.is_sharded:  # fsdp2 gathers them so instead
         return 0
     is_gone = load.has_half_weights or load.is_packed or (kept and load.checkpointing and load.lora_rank is not None)
     base = 0 if is_gone else load.architecture.matrices

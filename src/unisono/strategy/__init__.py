@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import torch
+
 from unisono.config.schema import StrategySection
 from unisono.errors import ConfigError
 from unisono.strategy.contract import Strategy
 
 
-def choose(section: StrategySection, world: int) -> Strategy:
-    """Return the strategy of the run; auto = single for one rank, else ddp."""
+def choose(section: StrategySection, world: int, compute: torch.dtype = torch.float32) -> Strategy:
+    """Return the strategy of the run; auto = single for one rank, else ddp. ``compute``: the format of products."""
     name = ("single" if world == 1 else "ddp") if section.name == "auto" else section.name
     if world == 1 and name != "single":
         raise ConfigError(
@@ -17,7 +19,7 @@ def choose(section: StrategySection, world: int) -> Strategy:
     if name == "fsdp2":
         from unisono.strategy.fsdp2.apply import Fsdp2
 
-        return Fsdp2(unused=section.unused_parameters)
+        return Fsdp2(unused=section.unused_parameters, compute=compute)
     if name == "single":
         from unisono.strategy.single.apply import Single
 

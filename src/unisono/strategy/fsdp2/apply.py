@@ -9,8 +9,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from unisono.dist import find_world
@@ -20,6 +20,8 @@ from unisono.errors import ConfigError, ModelError
 class Fsdp2:
     """One group of parameters a transformer block, one for the rest (embeddings, last norm, head).
 
+    Where products are computed in half precision, a block's linear layers are a group of their own.
+
     The model may come without memory (meta device): weights are read after sharding, by whoever knows the files.
     Ranks must use the same parameters. ``unused="zero"`` lets them differ, on a torch that can (2.13 can, 2.8 cannot).
     """
@@ -27,8 +29,9 @@ class Fsdp2:
     name = "fsdp2"
     forward_is_collective = True
 
-    def __init__(self, *, unused: str) -> None:
+    def __init__(self, *, unused: str, compute: torch.dtype = torch.float32) -> None:
         self._unused = unused
+        self._compute = compute
         self._root: FSDPModule | None = None
         self._num_groups = 0
 
@@ -39,14 +42,17 @@ class Fsdp2:
         """
         world = find_world()
         mesh = init_device_mesh(world.device.type, (world.size,))
-        for block in find_blocks(model):
+        blocks, is_half = find_blocks(model), self._compute != torch.float32
+        for block in blocks:
+            if is_half:
+                _shard_products(block, mesh, self._compute)
             fully_shard(block, mesh=mesh)
         self._root = fully_shard(model, mesh=mesh, reshard_after_forward=True)
         groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for group in groups:
             group.set_gradient_divide_factor(1.0)  # the sum, where torch's own factor would make a mean
             group.set_force_sum_reduction_for_comms(True)  # by a plain sum, which gloo has too
-        self._num_groups = len(groups)
+        self._num_groups = len(blocks) * (1 + is_half) + 1
         if self._unused == "zero":
             _sum_zeros_for_unused(self._root)
         register_fsdp_forward_method(model, "verify")
@@ -89,6 +95,18 @@ class Fsdp2:
     def _sharded(self) -> FSDPModule:
         assert self._root is not None, "shard comes first"
         return self._root
+
+
+def _shard_products(block: torch.nn.Module, mesh: DeviceMesh, compute: torch.dtype) -> None:
+    """Make a group of the block's linear layers, whose weights are gathered in the format of their products.
+
+    Autocast would make the same copies after a gather twice as large, and keep them all until backward. Norms stay with
+    the block, in fp32; gradients are summed in fp32.
+    """
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    linear: list[torch.nn.Module] = [each for each in block.modules() if isinstance(each, torch.nn.Linear)]
+    if linear:
+        fully_shard(linear, mesh=mesh, mp_policy=policy)
 
 
 def find_blocks(model: torch.nn.Module) -> torch.nn.ModuleList:
