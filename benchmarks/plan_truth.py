@@ -293,6 +293,7 @@ def settings() -> list[Setting]:
         *found,
         Setting("ddp full fp32, optimizer shared", one, strategy="ddp", ranks=2, share_optimizer=True),
         Setting("ddp full bf16, optimizer shared", short, "bf16", strategy="ddp", ranks=3, share_optimizer=True),
+        Setting("ddp shared, accumulation", short, "bf16", strategy="ddp", ranks=2, share_optimizer=True, num_micro=2),
         Setting("full bf16, accumulation", short, "bf16", num_micro=2),
         Setting("full bf16, checkpointing", short, "bf16", checkpointing=True),
         Setting("full fp32, checkpointing", one, checkpointing=True),

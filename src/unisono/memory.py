@@ -39,12 +39,12 @@ def try_fullest(run: Run, say: Callable[[str], None]) -> None:
     with memory_named(run, lambda: f"{what}, its longest sample is record {train.record[samples[:1]][0]}"):
         moments = num_moments(run.config.optim)
         to_come = [torch.ones_like(parameter) for _, parameter in run.kept for _ in range(moments)]
-        with run.strategy.microbatch(last=run.strategy.forward_is_collective):
+        with run.strategy.microbatch(last=True):
             with run.precision.autocast():
                 loss = run.model(**batch.inputs(run.world.device))
             run.strategy.backward(loss / len(lengths))
         del to_come
-    run.optimizer.zero_grad(set_to_none=True)
+    run.strategy.zero(run.optimizer)
     say(f"{what} fits: {time.monotonic() - begin:.1f} s, {peak_words(run.world.device)}")
 
 

@@ -45,7 +45,7 @@ def take_update(
     All ranks decide alike: losses are gathered, and ``word`` with them; the gradient norm is global. ``enter`` hears
     what begins: forward, backward (the last one exchanges gradients), exchange, optimizer.
     """
-    optimizer.zero_grad(set_to_none=True)
+    strategy.zero(optimizer)
     losses = []  # stay on the device: reading each would stall a GPU between micro-batches
     for place, batch in enumerate(micro_batches, 1):
         with strategy.microbatch(last=place == len(micro_batches)):

@@ -142,15 +142,18 @@ def _forward(load: Load) -> dict[str, int]:
     """The loss head has just run: all that backward needs is there.
 
     Gradients are there already where ddp keeps them in its buckets, or where an earlier micro-batch left its own: those
-    are whole under fsdp2, too, since it exchanges once, and lie beside ddp's buckets.
+    are whole under fsdp2, too, since it exchanges once. Where ddp's optimizer is shared out, those of the other ranks'
+    parameters are made anew beside the buckets.
     """
     shape = load.architecture
-    num_gradients = (load.strategy == "ddp") + load.accumulates
+    is_ddp = load.strategy == "ddp"
+    beside = (load.ranks - 1) / load.ranks if is_ddp and load.share_optimizer and load.accumulates else 0
+    num_gradients = (is_ddp or load.accumulates) + beside
     gathered = (_root(load) + _gathered_block(load)) if load.is_sharded else 0
     copies = _copies_of_block(load, kept=True) * shape.layers
     kept = load.tokens * (shape.layers * _kept_by_layer(load) + _around_layers(load))
     return {
-        "gradients": num_gradients * load.trained_bytes,
+        "gradients": int(num_gradients * load.trained_bytes),
         "gathered weights": gathered,
         "weights in bf16": copies,
         "activations": kept + (_attention_matrices(load) if not load.checkpointing else 0),

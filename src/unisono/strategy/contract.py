@@ -17,6 +17,9 @@ class Strategy(Protocol):
     def shard(self, model: torch.nn.Module) -> torch.nn.Module:
         """Collective. Wrap the training model; parameters may become sharded."""
 
+    def zero(self, optimizer: torch.optim.Optimizer) -> None:
+        """Forget the gradients of the update before."""
+
     def microbatch(self, last: bool) -> AbstractContextManager[object]:
         """Gate the gradient exchange: it happens in the last micro-batch of an update only."""
 

@@ -54,6 +54,13 @@ class Ddp:
             parameter.register_post_accumulate_grad_hook(self._used.add)  # type: ignore[no-untyped-call]
         return self._wrapped
 
+    def zero(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set gradients to zero where they lie, in the buckets: fresh ones would lie beside them in accumulation.
+
+        A parameter that no rank uses must have none, or the optimizer would take a step for it.
+        """
+        optimizer.zero_grad(set_to_none=self._unused == "zero")
+
     def microbatch(self, last: bool) -> AbstractContextManager[object]:
         """Exchange in the last micro-batch only."""
         assert self._wrapped is not None

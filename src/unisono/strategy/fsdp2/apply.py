@@ -59,6 +59,10 @@ class Fsdp2:
         refuse_whole(model)
         return model
 
+    def zero(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give the gradients' memory back."""
+        optimizer.zero_grad(set_to_none=True)
+
     def microbatch(self, last: bool) -> AbstractContextManager[object]:
         """Exchange in the last micro-batch only; keep the root's weights for the backward that follows at once."""
         root = self._sharded()

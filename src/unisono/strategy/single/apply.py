@@ -23,6 +23,10 @@ class Single:
         self._trainable = [p for p in model.parameters() if p.requires_grad]
         return model
 
+    def zero(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give the gradients' memory back."""
+        optimizer.zero_grad(set_to_none=True)
+
     def microbatch(self, last: bool) -> AbstractContextManager[object]:
         """Gate nothing."""
         return nullcontext()
