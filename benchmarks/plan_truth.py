@@ -51,6 +51,7 @@ class Setting:
     share_optimizer: bool = False
     optimizer: str = "adamw"
     num_micro: int = 1
+    exchange: str = "update"
     shape: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -182,7 +183,7 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
         activation_checkpointing=setting.checkpointing,
         quantize=setting.quantize,
     )
-    chosen = StrategySection(name=setting.strategy, share_optimizer=setting.share_optimizer)
+    chosen = StrategySection(name=setting.strategy, share_optimizer=setting.share_optimizer, exchange=setting.exchange)
     strategy = choose(chosen, world.size, DTYPES[setting.compute])
     live = Live()
     with live:
@@ -255,6 +256,7 @@ def predicted(setting: Setting) -> Moment:
         ranks=setting.ranks,
         share_optimizer=setting.share_optimizer,
         accumulates=setting.num_micro > 1,
+        exchanges_always=setting.exchange == "micro_batch",
     )
     return peak(load)
 
@@ -294,6 +296,15 @@ def settings() -> list[Setting]:
         Setting("ddp full fp32, optimizer shared", one, strategy="ddp", ranks=2, share_optimizer=True),
         Setting("ddp full bf16, optimizer shared", short, "bf16", strategy="ddp", ranks=3, share_optimizer=True),
         Setting("ddp shared, accumulation", short, "bf16", strategy="ddp", ranks=2, share_optimizer=True, num_micro=2),
+        Setting(
+            "fsdp2 exchanging, accumulation",
+            short,
+            "bf16",
+            strategy="fsdp2",
+            ranks=2,
+            num_micro=2,
+            exchange="micro_batch",
+        ),
         Setting("full bf16, accumulation", short, "bf16", num_micro=2),
         Setting("full bf16, checkpointing", short, "bf16", checkpointing=True),
         Setting("full fp32, checkpointing", one, checkpointing=True),

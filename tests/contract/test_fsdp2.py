@@ -93,8 +93,19 @@ def count_exchanges(rank: int, world: int, folder: Path, settings: Settings) -> 
 
 
 def test_gradients_are_exchanged_once_an_update(tiny: Path) -> None:
-    """For each of two blocks and for the rest, though there are four micro-batches."""
+    """For each of two blocks and for the rest, though there are five micro-batches."""
     assert run_ranks(count_exchanges, 2, tiny, replace(SHARDED, micro_size=1)) == [3, 3]
+    always = replace(SHARDED, micro_size=1, exchange="micro_batch")
+    assert run_ranks(count_exchanges, 2, tiny, always) == [15, 15], "five micro-batches on the longer rank"
+
+
+def test_exchanging_after_each_micro_batch_is_the_same_update(tiny: Path) -> None:
+    names = ("full", "adamw", "lora")
+    runs = [replace(VARIANTS[n], strategy="fsdp2", exchange="micro_batch", micro_tokens=24) for n in names]
+    for traces in run_ranks(train_updates, 2, tiny, *runs):
+        for name, trace in zip(names, traces, strict=True):
+            assert_same_step(trace, reference(tiny)[name])
+            assert trace.norms == pytest.approx(reference(tiny)[name].norms, rel=1e-5)
 
 
 def train_with_own_seed(rank: int, world: int, folder: Path, *runs: Settings) -> list[Trace]:

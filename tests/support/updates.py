@@ -64,6 +64,7 @@ class Settings:
     quantize: Any = "none"
     unused: str = "refuse"
     share_optimizer: bool = False
+    exchange: Any = "update"
     prepare: Callable[[Any, Any], None] | None = None  # called with (training model, world) before it is wrapped
     optim: dict[str, Any] = field(
         default_factory=lambda: {"name": "sgd", "lr": 0.1, "schedule": "constant", "warmup": 0, "max_grad_norm": None}
@@ -124,7 +125,10 @@ def train(place: Any, folder: Path, settings: Settings) -> Trace:
         quantize=settings.quantize,
     )
     chosen = StrategySection(
-        name=settings.strategy, unused_parameters=settings.unused, share_optimizer=settings.share_optimizer
+        name=settings.strategy,
+        unused_parameters=settings.unused,
+        share_optimizer=settings.share_optimizer,
+        exchange=settings.exchange,
     )
     strategy = choose(chosen, world, DTYPES[settings.compute])
     saved = load_model(section, folder, weights=torch.float32, seed=1, hollow=strategy.forward_is_collective)

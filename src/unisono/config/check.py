@@ -143,6 +143,7 @@ def _without_effect(config: RunConfig) -> Problems:
         ("data.shuffle_window", data.mode != "stream", "data.mode stream"),
         ("data.shuffle_window", not data.shuffle, "data.shuffle true"),
         ("strategy.bucket_mib", config.strategy.name in ("single", "fsdp2"), "strategy.name ddp"),
+        ("strategy.exchange", config.strategy.name != "fsdp2", "strategy.name fsdp2"),
         ("strategy.share_optimizer", config.strategy.name in ("single", "fsdp2"), "strategy.name ddp"),
     ):
         section = config.validation if key.startswith("validate.") else dict(config)[key.partition(".")[0]]

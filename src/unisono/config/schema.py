@@ -184,6 +184,10 @@ class StrategySection(Section):
         default=False,
         description="ddp: each rank keeps the optimizer's state of its share of the parameters (ZeRO-1); the same bits",
     )
+    exchange: Literal["update", "micro_batch"] = Field(
+        default="update",
+        description="fsdp2: exchange gradients once an update, or after each micro-batch: slower, none is kept whole",
+    )
     bucket_mib: PositiveInt = Field(default=25, description="ddp: MiB of gradients exchanged in one piece")
     unused_parameters: Literal["refuse", "zero"] = Field(
         default="refuse", description="a parameter without gradient on some rank: an error, or a zero"

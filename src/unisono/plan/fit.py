@@ -38,6 +38,7 @@ class Choice:
         return [
             f"strategy.name={load.strategy}",
             *(["strategy.share_optimizer=true"] if load.share_optimizer else []),
+            *(["strategy.exchange=micro_batch"] if load.exchanges_always else []),
             *(["model.activation_checkpointing=true"] if load.checkpointing else []),
             f"batch.micro_tokens={load.tokens}",
         ]
@@ -90,7 +91,7 @@ def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
     else:
         most = max(1, (batch.global_size or SIZES[-1]) // ranks)
         sizes = [size for size in SIZES if size <= most]
-    for strategy, shared in _strategies(config, ranks):
+    for strategy, shared, always in _strategies(config, ranks):
         for checkpointing in (True,) if model.activation_checkpointing else (False, True):
             for size in sizes:
                 yield replace(
@@ -99,17 +100,21 @@ def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
                     targets=length * size,
                     strategy=strategy,
                     share_optimizer=shared,
+                    exchanges_always=always,
                     checkpointing=checkpointing,
                 )
 
 
-def _strategies(config: RunConfig, ranks: int) -> list[tuple[str, bool]]:
+def _strategies(config: RunConfig, ranks: int) -> Iterator[tuple[str, bool, bool]]:
+    """Name each strategy with what it leaves open: an optimizer that is shared out, an exchange in each micro-batch."""
+    section, is_packed = config.strategy, config.model.quantize != "none"
     if ranks == 1:
-        return [("single", False)]
-    name, is_packed = config.strategy.name, config.model.quantize != "none"
-    shares = (True,) if config.strategy.share_optimizer else (False, True)
-    replicas = [("ddp", shared) for shared in shares] if name in ("auto", "ddp") else []
-    return replicas + ([("fsdp2", False)] if name in ("auto", "fsdp2") and not is_packed else [])
+        yield "single", False, False
+        return
+    if section.name in ("auto", "ddp"):
+        yield from (("ddp", shared, False) for shared in ((True,) if section.share_optimizer else (False, True)))
+    if section.name in ("auto", "fsdp2") and not is_packed:
+        yield from (("fsdp2", False, always) for always in ((True,) if section.exchange != "update" else (False, True)))
 
 
 def as_lines(found: list[Choice], config: RunConfig, device: Device) -> Iterator[str]:

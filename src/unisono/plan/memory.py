@@ -38,6 +38,7 @@ class Load:
     ranks: int = 1
     share_optimizer: bool = False
     accumulates: bool = False  # more than one micro-batch an update
+    exchanges_always: bool = False  # fsdp2: after each of them
     on_gpu: bool = False
 
     @property
@@ -149,6 +150,8 @@ def _forward(load: Load) -> dict[str, int]:
     is_ddp = load.strategy == "ddp"
     beside = (load.ranks - 1) / load.ranks if is_ddp and load.share_optimizer and load.accumulates else 0
     num_gradients = (is_ddp or load.accumulates) + beside
+    if load.is_sharded and load.accumulates and load.exchanges_always:
+        num_gradients = 1 / load.ranks
     gathered = (_root(load) + _gathered_block(load)) if load.is_sharded else 0
     copies = _copies_of_block(load, kept=True) * shape.layers
     kept = load.tokens * (shape.layers * _kept_by_layer(load) + _around_layers(load))
@@ -171,7 +174,8 @@ def _end_of_backward(load: Load) -> dict[str, int]:
         whole, root = load.trained_bytes, _root(load)
         if load.lora_rank is not None:
             return {"gradients": whole // load.ranks, "gathered weights": root}
-        exchange = whole + root if load.accumulates else (whole - root) // load.ranks + 2 * root
+        is_whole = load.accumulates and not load.exchanges_always
+        exchange = whole + root if is_whole else (whole - root) // load.ranks + 2 * root
         return {"gradients": exchange, "gathered weights": root}
     is_trained = load.lora_rank is None
     beside = shape.embedding * load.weight_bytes if is_trained and (load.strategy == "ddp" or shape.is_tied) else 0

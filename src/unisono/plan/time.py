@@ -86,7 +86,14 @@ def _exchange_seconds(load: Load, device: Device, num_micro: int) -> float:
     """
     around = (load.ranks - 1) / load.ranks
     if load.is_sharded:
-        sent = around * (2 * num_micro * base_bytes(load) + load.trained_bytes)
+        num_exchanges = num_micro if load.exchanges_always else 1
+        sent = around * (2 * num_micro * _gathered(load) + num_exchanges * load.trained_bytes)
     else:
         sent = around * (2 + load.share_optimizer) * load.trained_bytes
     return sent / (device.link_gb_per_second * 1e9)
+
+
+def _gathered(load: Load) -> int:
+    """Bytes of all weights as they are gathered: linear layers in the format of their products."""
+    shape = load.architecture
+    return base_bytes(load) - shape.layers * shape.matrices * (load.weight_bytes - load.computed_bytes)

@@ -1,7 +1,8 @@
 """Shards: every rank keeps its rows of each parameter, its gradient and its optimizer state (torch's FSDP2).
 
 A block's weights are gathered for its forward and again for its backward; gradients are summed and cut in the same
-exchange. Between the micro-batches of an update gradients stay whole on each rank, since they are exchanged once.
+exchange. Between the micro-batches of an update gradients stay whole on each rank, since they are exchanged once; with
+``exchange="micro_batch"`` they are summed and cut after each, and only the parts are kept.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class Fsdp2:
     name = "fsdp2"
     forward_is_collective = True
 
-    def __init__(self, *, unused: str, compute: torch.dtype = torch.float32) -> None:
+    def __init__(self, *, unused: str, exchange: str = "update", compute: torch.dtype = torch.float32) -> None:
         self._unused = unused
+        self._exchanges_always = exchange == "micro_batch"
         self._compute = compute
         self._root: FSDPModule | None = None
         self._num_groups = 0
@@ -64,11 +66,12 @@ class Fsdp2:
         optimizer.zero_grad(set_to_none=True)
 
     def microbatch(self, last: bool) -> AbstractContextManager[object]:
-        """Exchange in the last micro-batch only; keep the root's weights for the backward that follows at once."""
+        """Exchange in the last micro-batch only, or in each; keep the root's weights for the backward that follows."""
         root = self._sharded()
         root.set_reshard_after_forward(False, recurse=False)
-        root.set_requires_gradient_sync(last)
-        root.set_is_last_backward(last)
+        exchanges = last or self._exchanges_always
+        root.set_requires_gradient_sync(exchanges)
+        root.set_is_last_backward(exchanges)
         return nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:

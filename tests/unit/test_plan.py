@@ -1,0 +1,184 @@
+"""What is planned: bytes that move the right way, figures of others, choices that fit, and plain errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.config.load import load
+from unisono.plan.architecture import architecture_of
+from unisono.plan.fit import as_object, choices
+from unisono.plan.hardware import DEVICES, GIB, find_device
+from unisono.plan.memory import Load, base_bytes, host_bytes, moments, peak
+from unisono.plan.time import forward_flops, seconds_of_update
+
+LLAMA_2_7B = {
+    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 32, "intermediate_size": 11008, "vocab_size": 32000, "tie_word_embeddings": False,
+    "max_position_embeddings": 4096,
+}  # fmt: skip
+SHAPE = architecture_of(LLAMA_2_7B, where="here")
+FULL = Load(SHAPE, (1024,), 1024, is_half=True, on_gpu=True)
+LORA = replace(FULL, lora_rank=16, has_half_weights=True)
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> Load:
+    """Any load of any strategy."""
+    lora = draw(st.one_of(st.none(), st.integers(1, 64)))
+    documents = tuple(draw(st.lists(st.integers(1, 2000), min_size=1, max_size=6)))
+    strategy = draw(st.sampled_from(["single", "ddp", "fsdp2"]))
+    return Load(
+        SHAPE,
+        documents,
+        draw(st.integers(1, sum(documents))),
+        is_half=draw(st.booleans()),
+        lora_rank=lora,
+        checkpointing=draw(st.booleans()),
+        num_moments=draw(st.integers(0, 2)),
+        strategy=strategy,
+        ranks=1 if strategy == "single" else draw(st.integers(2, 64)),
+        accumulates=draw(st.booleans()),
+        on_gpu=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=200)
+@given(load=loads())
+def test_bytes_move_the_right_way(load: Load) -> None:
+    assert all(size >= 0 for moment in moments(load) for size in moment.parts.values())
+    size = peak(load).total
+    longer = replace(load, documents=(*load.documents, 64), targets=load.targets + 64)
+    assert peak(longer).total >= size
+    assert peak(replace(load, checkpointing=True)).total <= size
+    assert peak(replace(load, num_moments=load.num_moments + 1)).total > size
+    assert peak(replace(load, accumulates=True)).total >= size
+    if load.strategy == "ddp":
+        assert peak(replace(load, share_optimizer=True, accumulates=False)).total <= size
+    if load.strategy == "fsdp2" and load.lora_rank is None:
+        assert peak(replace(load, ranks=2 * load.ranks)).total < size
+
+
+def test_the_state_of_a_full_7b_is_sixteen_bytes_a_parameter_on_every_card() -> None:
+    """What a tutorial of plain DDP on 24 GB cards leaves out."""
+    parts = next(
+        moment for moment in moments(replace(FULL, strategy="ddp", ranks=4)) if moment.name == "optimizer"
+    ).parts
+    assert parts["weights"] + parts["gradients"] + parts["optimizer"] == 16 * SHAPE.parameters
+    assert 16 * SHAPE.parameters > 100 * GIB
+
+
+def test_published_lora_7b_on_an_a10g() -> None:
+    """LitGPT's config hub: rank 32 on query and value, bf16 weights, length 512, micro-batch 2: 19.77 GB."""
+    load = replace(LORA, documents=(512, 512), targets=1024, lora_rank=32, lora_targets=["q_proj", "v_proj"])
+    assert peak(load).total / 1e9 == pytest.approx(19.77, rel=0.10)
+
+
+def test_products_are_six_a_parameter_and_token() -> None:
+    """Kaplan et al. 2020, but for embeddings, which are looked up, and attention."""
+    one = replace(FULL, documents=(1,), targets=1)
+    assert forward_flops(one) == pytest.approx(2 * (SHAPE.parameters - SHAPE.embedding), rel=1e-3)
+    device = find_device("a100-80")
+    full, adapters = (seconds_of_update(each, device, num_micro=1) for each in (FULL, LORA))
+    assert full.products == pytest.approx(1.5 * adapters.products)
+    again = seconds_of_update(replace(FULL, checkpointing=True), device, num_micro=1)
+    assert again.products == pytest.approx(full.products * 4 / 3) and again.flops == full.flops
+    assert 0.3 < full.mfu(device) < 0.5
+
+
+def test_a_save_copies_each_value_once() -> None:
+    assert host_bytes(replace(FULL, strategy="ddp", ranks=4)) == pytest.approx(12 * SHAPE.parameters / 4, abs=4)
+    packed = base_bytes(replace(LORA, is_packed=True)) - LORA.trained_bytes
+    assert packed == pytest.approx(SHAPE.layers * SHAPE.matrices * 0.5625 + 2 * 262_410_240, rel=1e-3)
+
+
+def write_run(folder: Path, **sections: Any) -> Path:
+    """Write a run file on a Llama 2 7B of which there is the config.json alone, and data that is not there."""
+    (folder / "llama").mkdir(exist_ok=True)
+    (folder / "llama/config.json").write_text(json.dumps(LLAMA_2_7B))
+    run: dict[str, Any] = {
+        "run": {"output_dir": str(folder / "run")},
+        "model": {"path": str(folder / "llama")},
+        "data": {"train": ["data.jsonl"], "max_length": 1024},
+        "batch": {"global_size": 64},
+        "length": {"updates": 100},
+    }
+    for section, values in sections.items():
+        run[section] = run[section] | values if section in run else values
+    file = folder / "run.yaml"
+    file.write_text(json.dumps(run))
+    return file
+
+
+def test_choices_are_ordered_and_say_how_to_be_made(tmp_path: Path) -> None:
+    config = load(write_run(tmp_path, model={"lora": {}}, precision={"weights": "bf16"}), []).config
+    found = choices(config, SHAPE, find_device("rtx-3090"), 4)
+    fits = [each.fits for each in found]
+    assert fits == sorted(fits, reverse=True) and fits[0] and not fits[-1]
+    speeds = [each.seconds.tokens_per_second for each in found if each.fits]
+    assert speeds == sorted(speeds, reverse=True)
+    assert {each.load.strategy for each in found} == {"ddp", "fsdp2"}
+    for each in found:
+        load(tmp_path / "run.yaml", each.overrides)
+        assert each.seconds.tokens == each.load.tokens * each.num_micro * 4
+    assert json.loads(json.dumps(as_object(found, find_device("rtx-3090"))))["choices"][0]["fits"]
+
+
+def test_full_7b_fits_no_card_of_24_gb_whatever_is_chosen(tmp_path: Path) -> None:
+    config = load(write_run(tmp_path), []).config
+    assert not any(each.fits for each in choices(config, SHAPE, find_device("rtx-3090"), 4))
+    assert any(each.fits for each in choices(config, SHAPE, find_device("h100"), 8))
+
+
+def unisono(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command, and tell if it has imported torch."""
+    code = (
+        "import sys; from unisono.cli import main\n"
+        f"sys.argv = ['unisono', *{list(arguments)!r}]\n"
+        "try:\n    main()\nfinally:\n    assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_command_answers_at_once_without_torch_or_weights(tmp_path: Path) -> None:
+    file = str(write_run(tmp_path))
+    begin = time.monotonic()
+    answer = unisono("plan", file, "--gpus", "4", "--device", "rtx-3090")
+    assert time.monotonic() - begin < 5, "0.3 s on idle cores"
+    assert answer.returncode == 1, answer.stderr
+    for said in ("6,738,415,616 parameters", "does not fit", "model.lora={}", "GiB too much"):
+        assert said in answer.stdout
+    fits = unisono("plan", file, "model.lora={}", "precision.weights=bf16", "--gpus", "4", "--json")
+    assert fits.returncode == 0 and json.loads(fits.stdout)["choices"][0]["overrides"]
+    told = unisono("plan", file, "model.lora={}", "precision.weights=bf16").stdout
+    assert "100 updates: " in told and "kWh" in told and "GiB of disk for 3 checkpoints" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--device", "a100"], "did you mean a100-40 or a100-80?"),
+        (["--device", "rtx3090"], "did you mean rtx-3090?"),
+        (["data.max_length=auto"], "data.max_length is auto"),
+        (["model.path=nowhere"], "nowhere is not a folder with a config.json"),
+    ],
+)
+def test_mistakes_are_told_with_exit_code_2(tmp_path: Path, arguments: list[str], said: str) -> None:
+    answer = unisono("plan", str(write_run(tmp_path)), *arguments)
+    assert answer.returncode == 2 and said in answer.stderr, answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_devices_have_sources() -> None:
+    assert len(DEVICES) >= 14
+    for device in DEVICES.values():
+        assert device.source and device.half_tflops > device.fp32_tflops and device.memory_gib > 10
