@@ -12,7 +12,7 @@ PYTEST := -m "not slow and not faults" --durations=15
 OLDEST_VERSIONS := torch==2.8.0 transformers==5.0.0 peft==0.18.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test faults check fuzz test-oldest bench-peers
+.PHONY: help setup demo test faults check fuzz test-oldest plan-truth bench-peers
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -43,6 +43,9 @@ fuzz: $(VENV)/ready  ## spoilt files of every kind against the readers, for SECO
 test-oldest: $(OLDEST)/ready  ## the whole test suite on the oldest versions promised (downloads about 3 GB)
 	@echo "== tests on $(OLDEST_VERSIONS)"
 	@$(OLDEST)/bin/python -m pytest $(PYTEST)
+
+plan-truth: $(VENV)/ready  ## the planner's bytes against what real steps allocate (two minutes; docs/plan.md)
+	@$(VENV)/bin/python -W ignore benchmarks/plan_truth.py $(ARGS)
 
 bench-peers: $(PEERS)/ready  ## unisono beside a tutorial's loop and TRL: DATA=gsm8k_train.jsonl (half an hour)
 	@test -n "$(DATA)" || { echo "say where GSM8K is: make bench-peers DATA=path/to/gsm8k_train.jsonl"; exit 2; }

@@ -322,9 +322,13 @@ def main() -> int:
     """Measure the grid, print the table; 1 if the planner is further off than it promises."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="settings whose name holds this")
+    parser.add_argument("--plan", action="store_true", help="only what is planned, as JSON: nothing is measured")
     parser.add_argument("--write", type=Path, help="keep the figures as JSON")
     args = parser.parse_args()
     chosen = [setting for setting in settings() if args.only in setting.name]
+    if args.plan:
+        print(json.dumps({setting.name: predicted(setting).total for setting in chosen}))
+        return 0
     rows, errors = [], []
     with tempfile.TemporaryDirectory(prefix="plan-truth-") as scratch:
         measured: dict[str, int] = {}

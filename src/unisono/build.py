@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,10 @@ def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
         seed=derive_seed(config.run.seed, "lora"),
     )
     named = trainable(training)
-    training.verify(packed=config.data.pack, device=world.device)
+    precision = Precision(compute, world.device)
+    # weights that are gathered in half precision multiply nothing else
+    with precision.autocast() if strategy.forward_is_collective else nullcontext():
+        training.verify(packed=config.data.pack, device=world.device)
     optimizer = build_optimizer(config.optim, named)
     strategy.bind(optimizer)
     order = None if isinstance(inputs.data.train, StreamPlan) else make_order(config, inputs.data)
@@ -146,7 +150,7 @@ def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
         named=named,
         strategy=strategy,
         optimizer=optimizer,
-        precision=Precision(compute, world.device),
+        precision=precision,
         order=order,
         total=config.length.updates or (order.num_updates(config.length.epochs or 1) if order else 0),
         peak=peak_rate(config.optim, config.batch.global_size),

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.sizes import LLAMA_2_7B
 from unisono.config.load import load
 from unisono.plan.architecture import architecture_of
 from unisono.plan.fit import as_object, choices
@@ -21,12 +22,8 @@ from unisono.plan.hardware import DEVICES, GIB, find_device
 from unisono.plan.memory import Load, base_bytes, host_bytes, moments, peak
 from unisono.plan.time import forward_flops, seconds_of_update
 
-LLAMA_2_7B = {
-    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 32, "intermediate_size": 11008, "vocab_size": 32000, "tie_word_embeddings": False,
-    "max_position_embeddings": 4096,
-}  # fmt: skip
 SHAPE = architecture_of(LLAMA_2_7B, where="here")
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FULL = Load(SHAPE, (1024,), 1024, is_half=True, on_gpu=True)
 LORA = replace(FULL, lora_rank=16, has_half_weights=True)
 
@@ -182,3 +179,24 @@ def test_devices_have_sources() -> None:
     assert len(DEVICES) >= 14
     for device in DEVICES.values():
         assert device.source and device.half_tflops > device.fp32_tflops and device.memory_gib > 10
+
+
+def test_the_kept_measurements_are_met() -> None:
+    """What ``make plan-truth`` measured in steps of this code; it measures again what is planned here."""
+    rows = json.loads((BENCHMARKS / "plan-truth.json").read_text())
+    errors = sorted(abs(row["predicted_bytes"] / row["measured_bytes"] - 1) for row in rows)
+    assert len(rows) >= 40 and errors[len(errors) // 2] <= 0.05 and errors[-1] <= 0.10
+    now = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "plan_truth.py"), "--plan"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(now.stdout) == {row["setting"]: row["predicted_bytes"] for row in rows}
+
+
+def test_a_setting_measured_now() -> None:
+    command = [sys.executable, "-W", "ignore", str(BENCHMARKS / "plan_truth.py"), "--only", "lora bf16, checkpointing"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "1 settings" in told
