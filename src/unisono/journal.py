@@ -7,9 +7,11 @@ from statistics import median
 
 from unisono import dist
 from unisono.build import Run
+from unisono.config.schema import profiled_updates
 from unisono.data.loader import UpdateBatch
 from unisono.memory import peak_bytes
 from unisono.metrics.display import Display
+from unisono.metrics.profile import Profile
 from unisono.metrics.record import Spans
 from unisono.optim import rate
 from unisono.outcome import UpdateResult
@@ -30,9 +32,12 @@ class Journal:
         self._files = files
         self._pulse = pulse
         self._num_slow = [0] * run.world.size
-        self.spans = Spans(listener=pulse.at)
-        files.moment("session", update=first - 1)
         self.display = Display(first=first, total=run.total, every=run.config.log.every, speaks=run.world.is_first)
+        profiled = profiled_updates(run.config.log)
+        self._profile = Profile(profiled, files.path, rank=run.world.rank, say=self.display.say)
+        self.spans = Spans(listener=self._entered)
+        self._profile.before(first)
+        files.moment("session", update=first - 1)
 
     def update(self, batch: UpdateBatch, result: UpdateResult) -> None:
         """Write and show a finished update."""
@@ -66,6 +71,7 @@ class Journal:
         )
         self._pulse.finished(batch.number)
         self._look_for_slow_ranks(batch.number, result.own_seconds)
+        self._profile.before(batch.number + 1)
 
     def note(self, what: str, state: TrainState) -> None:
         """Write how long something besides the updates took; the spans begin anew."""
@@ -79,6 +85,7 @@ class Journal:
         The rank that waited most counts, since the others wait for it; and the one that needed most memory.
         """
         self._files.moment("close", update=update)
+        self._profile.close()
         session = self.spans.session
         if session.num_updates:
             own = {"data_wait_share": session.data_wait_share, "peak_memory_bytes": peak_bytes(self._run.world.device)}
@@ -89,6 +96,11 @@ class Journal:
             for sentence in session.sentences(share, self._run.config.data.prefetch):
                 self.display.say(sentence)
         self.display.close()
+
+    def _entered(self, cause: str) -> None:
+        """Hear what the time belongs to from now on."""
+        self._pulse.at(cause)
+        self._profile.enter(cause)
 
     def _look_for_slow_ranks(self, update: int, own_seconds: list[float]) -> None:
         """Report, once, a rank that works three times as long as the others, update after update."""

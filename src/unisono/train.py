@@ -12,7 +12,7 @@ from pathlib import Path
 
 from unisono import dist
 from unisono.build import Run, announce, build, prepare
-from unisono.config.check import check, check_output_dir, check_world
+from unisono.config.check import check, check_length, check_output_dir, check_world
 from unisono.config.load import Loaded, load
 from unisono.data.loader import Loader, UpdateBatch
 from unisono.errors import ConfigError, NonFiniteError
@@ -50,6 +50,7 @@ def main(loaded: Loaded, pulse: Pulse) -> int:
     dist.join(world, config.launch.timeout_seconds)
     pulse.at("load")
     run = build(config, inputs, world, compute)
+    check_length(config, run.total)
     say = print if world.is_first else _silent
     pulse.at("resume")
     folder = find_checkpoint(config, checkpoints_of(config.run.output_dir), world, say)

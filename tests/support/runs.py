@@ -17,7 +17,7 @@ import pytest
 from support.ranks import RankFailed, run_ranks
 
 NOBODY = -1
-OF_THE_CLOCK = {"seconds", "tokens_per_second", "seconds_by_cause"}
+OF_THE_CLOCK = {"seconds", "tokens_per_second", "seconds_by_cause", "seconds_by_rank"}
 
 
 def make_data(folder: Path, num_samples: int = 20, *, seed: int = 0) -> Path:
