@@ -42,6 +42,8 @@ class Journal:
     def update(self, batch: UpdateBatch, result: UpdateResult) -> None:
         """Write and show a finished update."""
         run, files = self._run, self._files
+        if idle := result.idle(run.world.rank):
+            self.spans.give("backward", idle)
         seconds, parts = self.spans.take_update()
         speed = batch.num_tokens / seconds
         lr = rate(run.config.optim, batch.number, run.total, run.peak)
@@ -58,6 +60,10 @@ class Journal:
                 "seconds": seconds,
                 "tokens_per_second": speed,
                 "seconds_by_cause": parts,
+                "seconds_by_rank": {
+                    "compute": [word.compute_seconds for word in result.words],
+                    "data": [word.data_seconds for word in result.words],
+                },
             }
         )
         files.moment("update", update=batch.number, data=parts.get("data", 0.0))

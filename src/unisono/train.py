@@ -102,8 +102,9 @@ def loop(run: Run, state: TrainState, files: RunFolder, pulse: Pulse, stop: Stop
         pulse.begin(batch.number, batch.records)
         seed_update(config.run.seed, batch.number, world.rank)
 
-        def word() -> Word:
-            return Word(saver.is_wanted(), stop.is_asked(), spans.so_far("data", "forward"))
+        def word(exposed_seconds: float) -> Word:
+            compute, data = spans.so_far("forward", "backward", "other") - exposed_seconds, spans.so_far("data")
+            return Word(saver.is_wanted(), stop.is_asked(), compute, data, exposed_seconds)
 
         if batch.number in config.optim.skip_updates:
             result = leave_out(word)

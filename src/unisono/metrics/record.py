@@ -133,6 +133,12 @@ class Spans:
         """Return the seconds of finished stretches of these causes since the last take."""
         return sum(self._seconds.get(cause, 0.0) for cause in causes)
 
+    def give(self, cause: str, parts: dict[str, float]) -> None:
+        """Give seconds that were counted as ``cause`` to others, by name."""
+        self._seconds[cause] = self._seconds.get(cause, 0.0) - sum(parts.values())
+        for other, seconds in parts.items():
+            self._seconds[other] = self._seconds.get(other, 0.0) + seconds
+
     def take(self) -> tuple[float, dict[str, float]]:
         """Return the seconds since the last take and their parts, and start anew."""
         self.enter(self._cause)
