@@ -12,12 +12,13 @@ from unisono.data.loader import UpdateBatch
 from unisono.memory import peak_bytes
 from unisono.metrics.display import Display
 from unisono.metrics.profile import Profile
-from unisono.metrics.record import Spans
+from unisono.metrics.record import Spans, update_lines
 from unisono.optim import rate
 from unisono.outcome import UpdateResult
 from unisono.pulse import Pulse
 from unisono.runfolder import RunFolder
 from unisono.state import TrainState
+from unisono.verdict import Setting, judge
 
 SLOW = 3.0  # times the median of the others
 SLOW_UPDATES = 3  # in a row
@@ -85,10 +86,11 @@ class Journal:
         self._files.events.write({"kind": what, "update": state.update, "seconds": seconds, "spans": parts})
         self._files.moment(what, update=state.update)
 
-    def close(self, update: int) -> None:
-        """Collective. Write where the time of this session's updates went; say how much was waiting for data.
+    def close(self, update: int, *, is_whole: bool) -> None:
+        """Collective. Write where the time of this session's updates went, and judge a run that is whole.
 
-        The rank that waited most counts, since the others wait for it; and the one that needed most memory.
+        Of waiting for data, the rank that waited most counts, since the others wait for it; and of memory the one that
+        needed most.
         """
         self._files.moment("close", update=update)
         self._profile.close()
@@ -99,9 +101,20 @@ class Journal:
             line = {"kind": "summary", "update": update, **asdict(session)}
             self._files.line(line | {"data_wait_share": share, "peak_memory_bytes": int(peak)})
             self._files.events.write(line | own)
-            for sentence in session.sentences(share, self._run.config.data.prefetch):
-                self.display.say(sentence)
+            self.display.say(session.sentence(share))
+            if is_whole:
+                self._judge(update)
         self.display.close()
+
+    def _judge(self, update: int) -> None:
+        """Say in words what held the run up (rank 0)."""
+        if self._run.world.is_first:
+            trained = sum(parameter.numel() * parameter.element_size() for _, parameter in self._run.named)
+            setting = Setting(gradient_bytes=trained, prefetch=self._run.config.data.prefetch)
+            findings = judge(update_lines(self._files.path / "metrics.jsonl"), setting)
+            self._files.line({"kind": "verdict", "update": update, "findings": [asdict(each) for each in findings]})
+            for finding in findings:
+                self.display.say(f"verdict: {finding.words}")
 
     def _entered(self, cause: str) -> None:
         """Hear what the time belongs to from now on."""

@@ -132,7 +132,7 @@ def loop(run: Run, state: TrainState, files: RunFolder, pulse: Pulse, stop: Stop
             with spans.span("checkpoint"):
                 saver.save(state, wait=last or stops)
             journal.note("checkpoint", state)
-    journal.close(state.update)
+    journal.close(state.update, is_whole=not stops)
     return not stops
 
 
