@@ -37,8 +37,8 @@ class Journal:
         profiled = profiled_updates(run.config.log)
         self._profile = Profile(profiled, files.path, rank=run.world.rank, say=self.display.say)
         self.spans = Spans(listener=self._entered)
-        self._profile.before(first)
         files.moment("session", update=first - 1)
+        self._look_closely(first)
 
     def update(self, batch: UpdateBatch, result: UpdateResult) -> None:
         """Write and show a finished update."""
@@ -78,7 +78,7 @@ class Journal:
         )
         self._pulse.finished(batch.number)
         self._look_for_slow_ranks(batch.number, result.own_seconds)
-        self._profile.before(batch.number + 1)
+        self._look_closely(batch.number + 1)
 
     def note(self, what: str, state: TrainState) -> None:
         """Write how long something besides the updates took; the spans begin anew."""
@@ -115,6 +115,12 @@ class Journal:
             self._files.line({"kind": "verdict", "update": update, "findings": [asdict(each) for each in findings]})
             for finding in findings:
                 self.display.say(f"verdict: {finding.words}")
+
+    def _look_closely(self, coming: int) -> None:
+        """Begin or end the profile, if it is time; what that takes is told apart in the update that follows."""
+        if self._profile.turns_at(coming):
+            with self.spans.span("profile"):
+                self._profile.turn()
 
     def _entered(self, cause: str) -> None:
         """Hear what the time belongs to from now on."""

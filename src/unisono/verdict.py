@@ -66,7 +66,7 @@ def judge(lines: Sequence[Line], setting: Setting) -> list[Finding]:
     seconds = sum(line["seconds"] for line in judged)
 
     def share(cause: str) -> float:
-        return float(sum(line["seconds_by_cause"].get(cause, 0.0) for line in judged)) / seconds
+        return float(sum(line["seconds_by_cause"].get(cause, 0.0) for line in judged) / seconds)
 
     compute, data = (np.array([line["seconds_by_rank"][what] for line in judged]) for what in ("compute", "data"))
     found = [

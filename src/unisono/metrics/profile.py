@@ -15,7 +15,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from unisono.durable import replace_file
-from unisono.metrics.record import OTHER
 
 FOLDER = "profile"
 NUM_OPERATORS = 15
@@ -34,21 +33,24 @@ class Profile:
         self._names: set[str] = set()
         self._num_updates = 0
 
-    def before(self, update: int) -> None:
-        """Tell that this update comes next: look from here on, or no longer."""
+    def turns_at(self, update: int) -> bool:
+        """Tell whether there is something to begin or to end before this update; each is to be asked once, in order."""
         if self._updates is None:
-            return
+            return False
         first, last = self._updates
         self._num_updates += self._profiler is not None
-        if update > last:
+        return (first <= update <= last) == (self._profiler is None)
+
+    def turn(self) -> None:
+        """Begin to look, or end it."""
+        if self._profiler is not None:
             self.close()
-        elif update >= first and self._profiler is None:
-            activities = [ProfilerActivity.CPU]
-            if torch.cuda.is_available():
-                activities.append(ProfilerActivity.CUDA)
-            self._profiler = profile(activities=activities)
-            self._profiler.start()
-            self.enter(OTHER)
+            return
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = profile(activities=activities)
+        self._profiler.start()
 
     def enter(self, cause: str) -> None:
         """Name what begins."""

@@ -37,7 +37,7 @@ class Readiness:
     def seconds_after(self) -> float:
         """Return the seconds from the last gradient to the end; on a GPU the device must have come there."""
         if self._events:
-            return self._events[0].elapsed_time(self._events[1]) / 1000
+            return float(self._events[0].elapsed_time(self._events[1])) / 1000
         return self._moments[1] - self._moments[0]
 
     def _mark(self, which: int) -> None:
