@@ -23,6 +23,7 @@ LEAST_BLOCKS = 5  # on either side of a change
 STANDARD_ERRORS = 5.0
 Line = Mapping[str, Any]
 Floats = npt.NDArray[np.float64]
+_AMONG = ", with the exchange and the waiting for other ranks, which this strategy does not tell apart"
 _ELSE = {
     "optimizer": "a larger batch.global_size makes fewer steps for the same samples",
     "exchange": "a larger batch.global_size makes fewer exchanges for the same samples",
@@ -80,7 +81,8 @@ def judge(lines: Sequence[Line], setting: Setting) -> list[Finding]:
         ),
     ]
     busy = share("forward") + share("backward")
-    nothing = Finding("nothing", busy, f"nothing stands out: {busy:.0%} of the time is forward and backward")
+    among = "" if compute.shape[1] == 1 or share("communication") else _AMONG
+    nothing = Finding("nothing", busy, f"nothing stands out: {busy:.0%} of the time is forward and backward{among}")
     return sorted(found, key=lambda finding: -finding.share) or [nothing]
 
 

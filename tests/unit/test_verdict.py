@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.verdict import LEAST_UPDATES, Finding, Setting, judge, slowness
+from unisono.verdict import LEAST_UPDATES, Setting, judge, slowness
 
 SETTING = Setting(gradient_bytes=540_000_000, prefetch=2)
 
@@ -35,11 +35,11 @@ def lines_of(compute: np.ndarray, **causes: float) -> list[dict[str, Any]]:
     return [line(update, list(row), **causes) for update, row in enumerate(compute, 1)]
 
 
-def words(found: list[Finding]) -> list[str]:
-    return [finding.words for finding in found]
-
-
 def test_nothing_stands_out() -> None:
+    for ranks, communication, among in ((2, 0.02, ""), (1, 0.0, ""), (2, 0.0, "which this strategy does not tell")):
+        lines = lines_of(noisy(40, ranks, 0.01, 0), optimizer=0.05, communication=communication)
+        (found,) = judge(lines, SETTING)
+        assert found.words.endswith("forward and backward") == (not among) and among in found.words
     (found,) = judge(lines_of(noisy(40, 2, 0.01, 0), optimizer=0.05, communication=0.02), SETTING)
     assert found.kind == "nothing" and found.share == pytest.approx(0.93)
     assert found.words == "nothing stands out: 93% of the time is forward and backward"
@@ -99,7 +99,7 @@ def test_only_the_same_ranks_are_compared() -> None:
     before, after = noisy(60, 3, 0.01, 5), noisy(30, 2, 0.01, 6)
     before[:, 1] *= 3
     lines = [*lines_of(before), *lines_of(after)]
-    assert words(judge(lines, SETTING)) == ["nothing stands out: 100% of the time is forward and backward"]
+    assert [finding.kind for finding in judge(lines, SETTING)] == ["nothing"]
     gone = [each | {"stepped": False} for each in lines[60 + LEAST_UPDATES :]]
     assert [finding.kind for finding in judge(lines[: 60 + LEAST_UPDATES] + gone, SETTING)] == ["too short"]
 
