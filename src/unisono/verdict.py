@@ -73,7 +73,7 @@ def judge(lines: Sequence[Line], setting: Setting) -> list[Finding]:
     found = [
         *_communication(share("communication"), setting),
         *_data(float(data.max(axis=1).sum()) / seconds, setting),
-        *_ranks(judged, compute, data, seconds),
+        *_ranks(judged, compute, seconds),
         *(
             Finding(cause, share(cause), f"{share(cause):.0%} {cause}: {advice}")
             for cause, advice in _ELSE.items()
@@ -113,7 +113,7 @@ def _data(share: float, setting: Setting) -> Iterator[Finding]:
         )
 
 
-def _ranks(lines: Sequence[Line], compute: Floats, data: Floats, seconds: float) -> Iterator[Finding]:
+def _ranks(lines: Sequence[Line], compute: Floats, seconds: float) -> Iterator[Finding]:
     """Name ranks that are slow, or say how much all wait for ever another one."""
     found = False
     for rank in range(compute.shape[1] if compute.shape[1] > 1 else 0):
