@@ -127,11 +127,16 @@ def train(
     skip_update: Annotated[
         list[int] | None, typer.Option(min=1, help="leave this update out (a poisonous batch); may be repeated")
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="FIRST..LAST", help="trace these updates with torch's profiler", show_default=False),
+    ] = None,
 ) -> None:
     """Train: prepare the data, start the processes, go on from the newest checkpoint."""
     from unisono.config.check import check_output_dir
 
     given = [*(overrides or []), *([f"optim.skip_updates={skip_update}"] if skip_update else [])]
+    given += [f"log.profile={profile}"] if profile is not None else []
     loaded = _checked(run_file, given)
     check_output_dir(Path(loaded.config.run.output_dir))
     from unisono.launch import run

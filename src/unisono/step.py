@@ -37,13 +37,14 @@ def take_update(
     world: World,
     rate: float,
     max_grad_norm: float | None,
-    word: Callable[[], Word] = Word,
+    word: Callable[[float], Word] = Word.after,
     enter: Callable[[str], None] = lambda phase: None,
 ) -> UpdateResult:
     """Collective. Take one optimizer update over this rank's micro-batches; ``num_targets`` counts all ranks' targets.
 
-    All ranks decide alike: losses are gathered, and ``word`` with them; the gradient norm is global. ``enter`` hears
-    what begins: forward, backward (the last one exchanges gradients), exchange, optimizer.
+    All ranks decide alike: losses are gathered, and ``word`` with them, which is told how many of backward's seconds
+    were no work of this rank; the gradient norm is global. ``enter`` hears what begins: forward, backward (the last one
+    exchanges gradients, and a GPU is waited for in it), exchange, optimizer.
     """
     strategy.zero(optimizer)
     losses = []  # stay on the device: reading each would stall a GPU between micro-batches
@@ -55,9 +56,9 @@ def take_update(
             enter("backward")
             strategy.backward(precision.scale(loss / num_targets))
         losses.append(loss.detach())
+    total = float(torch.stack(losses).double().sum())
     enter("exchange")
-    total, mine = float(torch.stack(losses).double().sum()), word()
-    everyone = gather([total, *mine.values()])
+    everyone = gather([total, *word(strategy.exposed_seconds()).values()])
     mean = math.fsum(theirs[0] for theirs in everyone) / num_targets
     bad_ranks = [rank for rank, theirs in enumerate(everyone) if not math.isfinite(theirs[0])]
     precision.unscale(optimizer)
@@ -73,7 +74,7 @@ def take_update(
         stepped=can_step,
         is_sound=can_step or overflow_has_an_answer,
         bad_ranks=bad_ranks,
-        words=[theirs[1:] for theirs in everyone],
+        words=[Word.of(theirs[1:]) for theirs in everyone],
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from unisono import dist
 from unisono.build import Run, announce, build, prepare
-from unisono.config.check import check, check_output_dir, check_world
+from unisono.config.check import check, check_length, check_output_dir, check_world
 from unisono.config.load import Loaded, load
 from unisono.data.loader import Loader, UpdateBatch
 from unisono.errors import ConfigError, NonFiniteError
@@ -50,6 +50,7 @@ def main(loaded: Loaded, pulse: Pulse) -> int:
     dist.join(world, config.launch.timeout_seconds)
     pulse.at("load")
     run = build(config, inputs, world, compute)
+    check_length(config, run.total)
     say = print if world.is_first else _silent
     pulse.at("resume")
     folder = find_checkpoint(config, checkpoints_of(config.run.output_dir), world, say)
@@ -101,8 +102,9 @@ def loop(run: Run, state: TrainState, files: RunFolder, pulse: Pulse, stop: Stop
         pulse.begin(batch.number, batch.records)
         seed_update(config.run.seed, batch.number, world.rank)
 
-        def word() -> Word:
-            return Word(saver.is_wanted(), stop.is_asked(), spans.so_far("data", "forward"))
+        def word(exposed_seconds: float) -> Word:
+            compute, data = spans.so_far("forward", "backward", "other") - exposed_seconds, spans.so_far("data")
+            return Word(saver.is_wanted(), stop.is_asked(), compute, data, exposed_seconds)
 
         if batch.number in config.optim.skip_updates:
             result = leave_out(word)
@@ -130,7 +132,7 @@ def loop(run: Run, state: TrainState, files: RunFolder, pulse: Pulse, stop: Stop
             with spans.span("checkpoint"):
                 saver.save(state, wait=last or stops)
             journal.note("checkpoint", state)
-    journal.close(state.update)
+    journal.close(state.update, is_whole=not stops)
     return not stops
 
 

@@ -17,7 +17,7 @@ import pytest
 from support.ranks import RankFailed, run_ranks
 
 NOBODY = -1
-OF_THE_CLOCK = {"seconds", "tokens_per_second", "seconds_by_cause"}
+OF_THE_CLOCK = {"seconds", "tokens_per_second", "seconds_by_cause", "seconds_by_rank"}
 
 
 def make_data(folder: Path, num_samples: int = 20, *, seed: int = 0) -> Path:
@@ -114,8 +114,8 @@ def updates_of(run: Path) -> list[dict[str, Any]]:
 
 
 def numbers_of(run: Path) -> list[dict[str, Any]]:
-    """Return all of metrics.jsonl that is not a time; the summary is one of times, and of a session."""
-    lines = [line for line in read_lines(run / "metrics.jsonl") if line.get("kind") != "summary"]
+    """Return all of metrics.jsonl that is not a time; summary (of a session) and verdict are about times."""
+    lines = [line for line in read_lines(run / "metrics.jsonl") if line.get("kind") not in {"summary", "verdict"}]
     return [{key: value for key, value in line.items() if key not in OF_THE_CLOCK} for line in lines]
 
 

@@ -111,6 +111,22 @@ def test_train_hands_on_run_overrides_and_exit_code(monkeypatch: pytest.MonkeyPa
     assert seen == [0.5, ["optim.lr=0.5", "launch.ranks=2"]]
 
 
+def test_the_profile_option_is_a_key_of_the_run_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Any] = []
+
+    def run(loaded: Any, overrides: Any, *, began: float) -> int:
+        seen.extend([loaded.config.log.profile, list(overrides)])
+        return 0
+
+    stand_in(monkeypatch, "unisono.launch", run=run)
+    assert call(monkeypatch, "train", str(write_run(Path())), "--profile", "10..12") == 0
+    assert seen == ["10..12", ["log.profile=10..12"]]
+    assert call(monkeypatch, "train", str(write_run(Path())), "--profile", "soon") == 2
+    assert 'log.profile is "soon", but it takes none, or text such as 10..12' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

@@ -81,6 +81,8 @@ def test_b70_packing_with_a_backend_that_cannot_is_refused() -> None:
         (["model.path=./nowhere"], "nowhere does not exist"),
         (["model.path=./train.jsonl"], "train.jsonl is not a folder"),
         (["checkpoint.resume=nowhere"], "nowhere does not exist"),
+        (["log.profile=12..10"], "log.profile is 12..10: no update is in that range"),
+        (["length={updates: 5}", "log.profile=4..6"], "log.profile is 4..6, but the run has 5 updates"),
     ],
 )
 def test_contradictions(overrides: list[str], message: str) -> None:
@@ -99,10 +101,18 @@ def test_contradictions(overrides: list[str], message: str) -> None:
         ["batch={global_tokens: 4096, micro_tokens: 512}"],
         ["length={updates: 5}", "optim.warmup=5"],
         ["precision.weights=bf16"],
+        ["length={updates: 5}", "log.profile=5..5"],
+        ["log.profile=none"],
     ],
 )
 def test_combinations_that_go(overrides: list[str]) -> None:
     check(read(*overrides).config)
+
+
+@pytest.mark.parametrize("asked", ["10", "a..b", "0..4", "3..", "3...4", "-1..4"])
+def test_a_profile_names_its_first_and_last_update(asked: str) -> None:
+    with pytest.raises(ConfigError, match=r"it takes none, or text such as 10\.\.12"):
+        read(f"log.profile={asked}")
 
 
 def test_problems_come_at_once_and_with_their_origin() -> None:

@@ -1,8 +1,8 @@
 """What keys say together, and what they say about files: judged before anything heavy is imported.
 
 ``check`` needs the run file alone, ``check_world`` the number of ranks, ``check_machine`` the GPUs that torch
-sees. Each reports every problem at once as ConfigError, with the origins of the values where they are given.
-``check_output_dir`` tries the disk.
+sees, ``check_length`` the number of updates. Each reports every problem at once as ConfigError, with the origins of
+the values where they are given. ``check_output_dir`` tries the disk.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import get_args
 
 from unisono.config.output import check_output_dir
 from unisono.config.paths import is_hub_id, is_one_local_file
-from unisono.config.schema import FieldName, RunConfig, range_of, sources_of, validation_sets_of
+from unisono.config.schema import FieldName, RunConfig, profiled_updates, range_of, sources_of, validation_sets_of
 from unisono.errors import ConfigError
 
-__all__ = ["check", "check_machine", "check_output_dir", "check_world"]
+__all__ = ["check", "check_length", "check_machine", "check_output_dir", "check_world"]
 
 Origins = Mapping[str, str]
 _DATA_SET_FILES = ("state.json", "dataset_dict.json")  # what datasets' save_to_disk writes
@@ -37,6 +37,11 @@ def check(config: RunConfig, origins: Origins | None = None) -> None:
 def check_world(config: RunConfig, ranks: int, origins: Origins | None = None) -> None:
     """Judge the run file for ``ranks`` processes. Raises ConfigError."""
     _raise(list(_world(config, ranks)), origins)
+
+
+def check_length(config: RunConfig, updates: int, origins: Origins | None = None) -> None:
+    """Judge the run file for a run of so many updates in all. Raises ConfigError."""
+    _raise(list(_profile(config, updates)), origins)
 
 
 def check_machine(config: RunConfig, gpus: int, origins: Origins | None = None) -> None:
@@ -106,6 +111,19 @@ def _length(config: RunConfig) -> Problems:
     if length.updates is not None and isinstance(warmup, int) and warmup > length.updates:
         message = f"optim.warmup is {warmup} updates, but the run has length.updates {length.updates}"
         yield "optim.warmup", message, "a share such as 0.03 fits every length"
+    yield from _profile(config, length.updates)
+
+
+def _profile(config: RunConfig, updates: int | None) -> Problems:
+    asked = profiled_updates(config.log)
+    if asked is None:
+        return
+    first, last = asked
+    if first > last:
+        yield "log.profile", f"log.profile is {first}..{last}: no update is in that range", f"{last}..{first}?"
+    elif updates is not None and last > updates:
+        message = f"log.profile is {first}..{last}, but the run has {updates} update{'s' if updates > 1 else ''}"
+        yield "log.profile", message, f"profile updates up to {updates}"
 
 
 def _optim(config: RunConfig) -> Problems:

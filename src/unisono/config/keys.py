@@ -184,6 +184,9 @@ def words(annotation: Any, metadata: list[Any] | None = None) -> str:
     """Say in plain words what a key takes."""
     if get_origin(annotation) is Annotated:
         base, *notes = get_args(annotation)
+        examples = [each for note in notes if isinstance(note, FieldInfo) for each in note.examples or []]
+        if examples:
+            return f"{words(base)} such as {examples[0]}"
         return words(base, [item for note in notes for item in _bounds(note)] + (metadata or []))
     if get_origin(annotation) in (Union, types.UnionType):
         return ", or ".join(words(member, metadata) for member in get_args(annotation))

@@ -17,6 +17,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Targets = Literal["assistant", "last", "all"]
 WhenOverlong = Literal["drop", "truncate_prompt", "split", "error"]
+UPDATES = r"^[1-9][0-9]*\.\.[1-9][0-9]*$"
 # What we call the fields of a record and of a message: what ``data.fields`` may map.
 FieldName = Literal[
     "messages", "conversations", "tools", "role", "content", "from", "value",
@@ -224,6 +225,9 @@ class LogSection(Section):
     every: PositiveInt = Field(default=1, description="updates between lines on the terminal; metrics.jsonl has all")
     trackers: list[Literal["tensorboard"]] = Field(default=[], description="besides metrics.jsonl")
     samples: bool = Field(default=False, description="write the sample ids of every update to samples.jsonl")
+    profile: Literal["none"] | Annotated[str, Field(pattern=UPDATES, examples=["10..12"])] = Field(
+        default="none", description="trace these updates with torch's profiler: 10..12; --profile 10..12 does the same"
+    )
 
 
 class LaunchSection(Section):
@@ -284,6 +288,14 @@ def range_of(ranks: int | str) -> tuple[int, int] | None:
         return None
     fewest, _, most = ranks.partition("-")
     return int(fewest), int(most)
+
+
+def profiled_updates(log: LogSection) -> tuple[int, int] | None:
+    """Give the first and the last update that are profiled; None for none."""
+    if log.profile == "none":
+        return None
+    first, _, last = log.profile.partition("..")
+    return int(first), int(last)
 
 
 def validation_sets_of(data: DataSection) -> dict[str, list[str]]:

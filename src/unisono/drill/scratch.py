@@ -23,7 +23,7 @@ from unisono.launch.environment import applied
 from unisono.ledger import read_ledger
 from unisono.stopping import AGAIN, Notice, interrupt
 
-OF_THE_CLOCK = ("seconds", "tokens_per_second", "seconds_by_cause")
+OF_THE_CLOCK = ("seconds", "tokens_per_second", "seconds_by_cause", "seconds_by_rank")
 KILLED = 128  # exit codes of one who was told twice
 MOST_STARTS = 20  # of one run whose faults ask for new starts
 
@@ -134,6 +134,7 @@ class Scratch:
             "checkpoint.resume": "auto",
             "log.samples": True,
             "log.trackers": [],
+            "log.profile": "none",
             "length.epochs": None,
             "optim.skip_updates": [],
             "optim.warmup": 0,

@@ -16,7 +16,6 @@ from unisono.durable import replace_file
 from unisono.errors import OutputError
 
 VALIDATIONS = {"validation", "generation"}  # kinds of lines
-MUCH_WAITING = 0.03  # of the time of the updates
 
 
 class JsonLines:
@@ -62,6 +61,12 @@ def cut_after(file: Path, update: int, *, validated: int | None = None) -> None:
     replace_file(file, b"".join(kept))
 
 
+def update_lines(file: Path) -> list[dict[str, Any]]:
+    """Read the lines of updates that tell each rank's seconds; those of an older version do not."""
+    lines = [orjson.loads(line) for line in file.read_bytes().splitlines()]
+    return [line for line in lines if "kind" not in line and "seconds_by_rank" in line]
+
+
 @dataclass
 class Session:
     """The updates that this process has done: their number, and their seconds by cause in all.
@@ -88,14 +93,9 @@ class Session:
         waited = self.seconds_by_cause.get("data", 0.0) - self.first_wait_seconds
         return max(0.0, waited / everything) if everything > 0 else 0.0
 
-    def sentences(self, share: float, prefetch: int) -> Iterator[str]:
-        """Say how large a share of the time was waiting for data, and what to do about much of it."""
-        yield f"waited {share:.1%} of the time for data (besides {self.first_wait_seconds:.1f} s for the first batch)"
-        if share > MUCH_WAITING:
-            yield (
-                f"  hint: raise data.prefetch (now {prefetch}) if some batches are slow to build; "
-                "put data.cache_dir on a faster disk if all are"
-            )
+    def sentence(self, share: float) -> str:
+        """Say how large a share of the time was waiting for data."""
+        return f"waited {share:.1%} of the time for data (besides {self.first_wait_seconds:.1f} s for the first batch)"
 
 
 OTHER = "other"
@@ -132,6 +132,12 @@ class Spans:
     def so_far(self, *causes: str) -> float:
         """Return the seconds of finished stretches of these causes since the last take."""
         return sum(self._seconds.get(cause, 0.0) for cause in causes)
+
+    def give(self, cause: str, parts: dict[str, float]) -> None:
+        """Give seconds that were counted as ``cause`` to others, by name."""
+        self._seconds[cause] = self._seconds.get(cause, 0.0) - sum(parts.values())
+        for other, seconds in parts.items():
+            self._seconds[other] = self._seconds.get(other, 0.0) + seconds
 
     def take(self) -> tuple[float, dict[str, float]]:
         """Return the seconds since the last take and their parts, and start anew."""

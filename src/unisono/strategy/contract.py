@@ -26,6 +26,12 @@ class Strategy(Protocol):
     def backward(self, loss: torch.Tensor) -> None:
         """Collective in the last micro-batch. Add the gradients of ``loss``."""
 
+    def exposed_seconds(self) -> float:
+        """Return how much of the last backward was exchange and waiting for others, with no work of this rank beside.
+
+        To be asked when the loss of that micro-batch has been read. 0 where it is not told apart.
+        """
+
     def clip(self, max_norm: float | None) -> float:
         """Collective. Return the global gradient norm; scale the gradients down to ``max_norm`` if it is larger."""
 

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from unisono.errors import ModelError
 from unisono.strategy.contract import clip_gradients
+from unisono.strategy.ddp.ready import Readiness
 from unisono.strategy.ddp.share import deal, share_out
 
 
@@ -32,7 +33,7 @@ class Ddp:
         self._shares = share_optimizer
         self._keeper: dict[torch.nn.Parameter, int] = {}
         self._names: dict[torch.nn.Parameter, str] = {}
-        self._used: set[torch.Tensor] = set()
+        self._ready = Readiness(torch.device("cpu"))
         self._exchanges = True
         self._wrapped: DistributedDataParallel | None = None
 
@@ -41,6 +42,7 @@ class Ddp:
         self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
         self._keeper = deal(list(self._names), dist.get_world_size())
         device = next(iter(self._names)).device
+        self._ready = Readiness(device)
         self._wrapped = DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
@@ -51,7 +53,7 @@ class Ddp:
         )
         self._wrapped.register_comm_hook(None, _sum)
         for parameter in self._names:
-            parameter.register_post_accumulate_grad_hook(self._used.add)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._ready.gradient)  # type: ignore[no-untyped-call]
         return self._wrapped
 
     def zero(self, optimizer: torch.optim.Optimizer) -> None:
@@ -69,15 +71,20 @@ class Ddp:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Collective in the last micro-batch. Add the gradients of ``loss``."""
-        self._used.clear()
+        self._ready.begin()
         loss.backward()  # type: ignore[no-untyped-call]
-        unused = [name for parameter, name in self._names.items() if parameter not in self._used]
+        self._ready.over()
+        unused = [name for parameter, name in self._names.items() if parameter not in self._ready.used]
         if unused and self._exchanges and self._unused == "refuse":
             raise ModelError(
                 f"{len(unused)} parameters took no part in a micro-batch on this rank: {', '.join(unused[:5])}",
                 where="strategy.unused_parameters",
                 hint="set strategy.unused_parameters=zero if that is meant, as with experts that get no token",
             )
+
+    def exposed_seconds(self) -> float:
+        """Return how long the last backward went on when this rank's last gradient was there."""
+        return self._ready.seconds_after()
 
     def clip(self, max_norm: float | None) -> float:
         """Clip by the global norm; all ranks hold the same whole gradients, so no exchange is needed."""

@@ -35,6 +35,10 @@ class Single:
         """Add the gradients of ``loss``."""
         loss.backward()  # type: ignore[no-untyped-call]
 
+    def exposed_seconds(self) -> float:
+        """Nothing is exchanged."""
+        return 0.0
+
     def clip(self, max_norm: float | None) -> float:
         """Clip by the global norm and return it."""
         return clip_gradients(self._trainable, max_norm)
