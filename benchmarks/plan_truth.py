@@ -251,7 +251,7 @@ def predicted(setting: Setting) -> Moment:
         lora_rank=setting.lora,
         is_packed=setting.quantize != "none",
         checkpointing=setting.checkpointing,
-        num_moments=2 if setting.optimizer == "adamw" else 0,
+        num_moments={"adamw": 2, "adamw8bit": (2 + 8 / 256) / 4, "sgd": 0}[setting.optimizer],
         strategy=setting.strategy,
         ranks=setting.ranks,
         share_optimizer=setting.share_optimizer,
@@ -313,6 +313,7 @@ def settings() -> list[Setting]:
         Setting("lora over nf4 weights", short, "bf16", lora=8, quantize="nf4"),
         Setting("lora over nf4 and bf16", short, "bf16", "bf16", lora=8, quantize="nf4"),
         Setting("full in bf16 weights", short, "bf16", "bf16"),
+        Setting("full bf16, moments of 8 bits", short, "bf16", optimizer="adamw8bit"),
         Setting("full sgd fp32", one, optimizer="sgd"),
         Setting("full bf16, long", (1400,), "bf16"),
     ]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from unisono.config.schema import OptimSection
+
+LEAST_8BIT, BLOCK_8BIT = 4096, 256  # values: of a parameter whose moments have 8 bits, and of a block of them
 
 
 def peak_rate(section: OptimSection, global_size: int | None) -> float:
@@ -44,9 +47,17 @@ def rate(section: OptimSection, update: int, total: int, peak: float) -> float:
     return peak
 
 
-def num_moments(section: OptimSection) -> int:
-    """Return how many tensors the optimizer keeps for each parameter, of its size."""
-    return 2 if section.name == "adamw" else int(section.momentum > 0)
+def moment_bytes(section: OptimSection, parameter: torch.Tensor) -> int:
+    """Return the bytes that the optimizer keeps for a parameter.
+
+    In 8 bits a large one's moments have a byte a value, and a scale in fp32 for each block of values.
+    """
+    values = parameter.numel()
+    if section.name == "sgd":
+        return parameter.nbytes if section.momentum > 0 else 0
+    if section.name == "adamw":
+        return 2 * parameter.nbytes
+    return 2 * (4 * values if values < LEAST_8BIT else values + 4 * -(-values // BLOCK_8BIT))
 
 
 def build_optimizer(
@@ -62,9 +73,21 @@ def build_optimizer(
         {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
+    if section.name == "adamw8bit":
+        return _bitsandbytes().AdamW8bit(  # type: ignore[no-any-return]
+            groups, lr=section.lr, betas=section.betas, eps=section.eps, min_8bit_size=LEAST_8BIT
+        )
     if section.name == "sgd":
         return torch.optim.SGD(groups, lr=section.lr, momentum=section.momentum)
     return torch.optim.AdamW(groups, lr=section.lr, betas=section.betas, eps=section.eps, fused=True)
+
+
+def _bitsandbytes() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, in its imports
+        import bitsandbytes.optim
+
+    return bitsandbytes.optim
 
 
 def set_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
@@ -79,28 +102,31 @@ def optimizer_state(
     """Return the optimizer's tensors as ``{parameter name}/{key}``: by name, never by position."""
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in named_parameters}
     return {
-        f"{names[parameter]}/{key}": value
+        f"{names[parameter]}/{key}": value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
         for parameter, state in optimizer.state.items()
         for key, value in state.items()
-        if isinstance(value, torch.Tensor)
+        if value is not None  # a momentum that has not begun
     }
 
 
 def empty_state(
-    keys: Iterable[str], named_parameters: Iterable[tuple[str, torch.nn.Parameter]]
+    stored: Mapping[str, tuple[torch.Size, torch.dtype]], named_parameters: Iterable[tuple[str, torch.nn.Parameter]]
 ) -> dict[str, torch.Tensor]:
-    """Return tensors to load ``{parameter name}/{key}`` into: scalars for ``step``, else shaped like the parameter.
+    """Return tensors to load ``{parameter name}/{key}`` into, for those of the given parameters.
 
-    Only for those of the given parameters.
+    What has a parameter's shape lies where the parameter does, and sharded as it is; a count of steps on the CPU.
     """
     parameters = dict(named_parameters)
     tensors = {}
-    for full in keys:
+    for full, (shape, dtype) in stored.items():
         name, key = full.rsplit("/", 1)
         like = parameters.get(name)
         if like is None:
             continue
-        tensors[full] = torch.zeros((), dtype=torch.float32) if key == "step" else torch.zeros_like(like.detach())
+        if key != "step" and shape == like.shape:
+            tensors[full] = torch.zeros_like(like.detach(), dtype=dtype)
+        else:
+            tensors[full] = torch.zeros(shape, dtype=dtype, device="cpu" if key == "step" else like.device)
     return tensors
 
 
@@ -114,6 +140,9 @@ def restore_state(
     optimizer.state.clear()
     for full, value in tensors.items():
         name, key = full.rsplit("/", 1)
+        if key == "step" and not isinstance(optimizer, torch.optim.AdamW):
+            optimizer.state[parameters[name]][key] = int(value)  # as bitsandbytes counts
+            continue
         on_device = value.to(parameters[name].device) if key == "step" and _is_fused(optimizer) else value
         optimizer.state[parameters[name]][key] = on_device
 

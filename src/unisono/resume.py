@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from unisono.checkpoint.load import check_names, load_checkpoint, stored_names
+from unisono.checkpoint.load import check_names, load_checkpoint, stored_tensors
 from unisono.checkpoint.manifest import compare_settings, newest_sound, read, verify
 from unisono.checkpoint.save import remove_leftovers
 from unisono.config.schema import RunConfig
@@ -144,9 +144,10 @@ def restore(
             hint="restore them, use another run.output_dir, or name them in checkpoint.allow_changes",
         )
     tensors = {MODEL + name: parameter.detach() for name, parameter in named}
-    stored = stored_names(folder)
+    stored = stored_tensors(folder)
     check_names({name for name in stored if name.startswith(MODEL)}, tensors.keys(), where=folder)
-    moments = empty_state([name.removeprefix(OPTIMIZER) for name in stored if name.startswith(OPTIMIZER)], kept)
+    optimizers = {name.removeprefix(OPTIMIZER): each for name, each in stored.items() if name.startswith(OPTIMIZER)}
+    moments = empty_state(optimizers, kept)
     load_checkpoint(folder, tensors | {OPTIMIZER + name: tensor for name, tensor in moments.items()}, world=world)
     restore_state(optimizer, moments, kept)
     return TrainState(**manifest.state)

@@ -14,7 +14,7 @@ from unisono.checkpoint.manifest import Manifest
 from unisono.checkpoint.save import check_room, save_checkpoint, share_of
 from unisono.dist import any_rank, second_group
 from unisono.errors import OutputError
-from unisono.optim import num_moments
+from unisono.optim import moment_bytes
 from unisono.resume import OPTIMIZER, collect
 from unisono.runfolder import RunFolder, checkpoints_of
 from unisono.state import TrainState
@@ -59,8 +59,8 @@ class Saver:
             )
 
     def _checkpoint_bytes(self) -> int:
-        trained = sum(parameter.nbytes for _, parameter in self._run.named)
-        return trained * (1 + num_moments(self._run.config.optim))
+        optim = self._run.config.optim
+        return sum(parameter.nbytes + moment_bytes(optim, parameter) for _, parameter in self._run.named)
 
     def is_wanted(self) -> bool:
         """Tell whether this rank's clock says that it is time; rank 0's is what counts (``checkpoint.every: auto``).

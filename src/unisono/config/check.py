@@ -128,6 +128,11 @@ def _profile(config: RunConfig, updates: int | None) -> Problems:
 
 def _optim(config: RunConfig) -> Problems:
     optim = config.optim
+    if optim.name == "adamw8bit":
+        yield from _needs_bitsandbytes("optim.name", optim.name)
+        if config.strategy.name == "fsdp2":
+            message = "optim.name adamw8bit cannot take the parts of parameters that strategy.name fsdp2 makes"
+            yield "optim.name", message, "use strategy.name=ddp, with strategy.share_optimizer=true for less memory"
     if optim.lr_scaling == "none":
         if optim.lr_reference_batch is not None:
             message = f"optim.lr_reference_batch {optim.lr_reference_batch} has no effect: optim.lr_scaling is none"
@@ -151,8 +156,8 @@ def _without_effect(config: RunConfig) -> Problems:
     no_validation = data.validation in (0.0, [], {})
     for key, useless, needs in (
         ("optim.momentum", optim.name != "sgd", "optim.name sgd"),
-        ("optim.betas", optim.name != "adamw", "optim.name adamw"),
-        ("optim.eps", optim.name != "adamw", "optim.name adamw"),
+        ("optim.betas", optim.name == "sgd", "optim.name adamw"),
+        ("optim.eps", optim.name == "sgd", "optim.name adamw"),
         ("optim.max_nonfinite", optim.on_nonfinite == "stop", "optim.on_nonfinite skip or rewind"),
         ("data.max_skipped", data.on_error != "skip", "data.on_error skip"),
         ("validate.every", no_validation, "data.validation, a share or files"),
@@ -209,9 +214,13 @@ def _quantized(config: RunConfig) -> Problems:
     if config.strategy.name == "fsdp2":
         message = f"model.quantize {kind} cannot be cut into the parts of strategy.name fsdp2"
         yield "model.quantize", message, "use strategy.name=ddp: weights in 4 bits are small"
+    yield from _needs_bitsandbytes("model.quantize", kind)
+
+
+def _needs_bitsandbytes(key: str, value: str) -> Problems:
     if importlib.util.find_spec("bitsandbytes") is None:
-        message = f"model.quantize {kind} needs bitsandbytes, which is not installed"
-        yield "model.quantize", message, "pip install 'unisono[quantize]'"
+        message = f"{key} {value} needs bitsandbytes, which is not installed"
+        yield key, message, "pip install 'unisono[quantize]'"
 
 
 def _folder(key: str, path: str) -> Problems:

@@ -130,7 +130,9 @@ class BatchSection(Section):
 class OptimSection(Section):
     """The optimizer and its rate, a pure function of the update."""
 
-    name: Literal["adamw", "sgd"] = Field(default="adamw", description="optimizer")
+    name: Literal["adamw", "adamw8bit", "sgd"] = Field(
+        default="adamw", description="optimizer; adamw8bit = moments in 8 bits (bitsandbytes): a quarter, and rounded"
+    )
     lr: PositiveFloat = Field(default=2e-5, description="peak learning rate")
     schedule: Literal["constant", "linear", "cosine"] = Field(default="cosine", description="shape after the warm-up")
     warmup: Annotated[int, Field(ge=0)] | Share = Field(default=0.03, description="updates, or share of all updates")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from unisono.config.schema import RunConfig
+from unisono.config.schema import OptimSection, RunConfig
 from unisono.errors import ConfigError
 from unisono.plan.architecture import Architecture
 from unisono.plan.hardware import GIB, Device
@@ -80,10 +80,10 @@ def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
         lora_rank=None if model.lora is None else model.lora.rank,
         lora_targets="all-linear" if model.lora is None else model.lora.targets,
         is_packed=model.quantize != "none",
-        num_moments=2 if optim.name == "adamw" else int(optim.momentum > 0),
         ranks=ranks,
         on_gpu=True,
     )
+    base = replace(base, num_moments=_num_moments(optim, base.trained_bytes / base.trained))
     if batch.micro_size is not None:
         sizes = [batch.micro_size]
     elif batch.micro_tokens != "auto":
@@ -103,6 +103,13 @@ def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
                     exchanges_always=always,
                     checkpointing=checkpointing,
                 )
+
+
+def _num_moments(optim: OptimSection, value_bytes: float) -> float:
+    """Return the optimizer's bytes for a trained value, as a multiple of the value's; see ``optim.moment_bytes``."""
+    if optim.name == "adamw8bit":
+        return 2 * (1 + 4 / 256) / value_bytes
+    return 2 if optim.name == "adamw" else int(optim.momentum > 0)
 
 
 def _strategies(config: RunConfig, ranks: int) -> Iterator[tuple[str, bool, bool]]:
@@ -162,6 +169,8 @@ def _advice(best: Choice, config: RunConfig) -> Iterator[str]:
     yield "nothing fits. What helps:"
     if config.model.lora is None:
         yield "  model.lora={}: train adapters: no gradients and no moments for the base"
+        if config.optim.name == "adamw" and best.load.strategy != "fsdp2":
+            yield "  optim.name=adamw8bit: moments of two bytes a parameter, not eight"
     elif config.precision.weights == "fp32":
         yield "  precision.weights=bf16: the frozen base in half the bytes; adapters stay fp32"
     if config.model.lora is not None and config.model.quantize == "none":

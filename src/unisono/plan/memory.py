@@ -33,7 +33,7 @@ class Load:
     lora_targets: str | list[str] = "all-linear"
     is_packed: bool = False  # frozen matrices in NF4
     checkpointing: bool = False
-    num_moments: int = 2
+    num_moments: float = 2  # of the size of what is trained
     strategy: str = "single"
     ranks: int = 1
     share_optimizer: bool = False
@@ -109,12 +109,12 @@ def peak(load: Load) -> Moment:
 
 def host_bytes(load: Load) -> int:
     """Return what a save copies on this rank: weights that are trained and moments, each written by one rank."""
-    return -(-(1 + load.num_moments) * load.trained_bytes // load.ranks)
+    return -(-checkpoint_bytes(load) // load.ranks)
 
 
 def checkpoint_bytes(load: Load) -> int:
     """Return the size of a checkpoint on disk."""
-    return (1 + load.num_moments) * load.trained_bytes
+    return int((1 + load.num_moments) * load.trained_bytes)
 
 
 def base_bytes(load: Load) -> int:
@@ -131,7 +131,7 @@ def _always(load: Load) -> dict[str, int]:
     shared = load.ranks if load.is_sharded or load.share_optimizer else 1
     return {
         "weights": base_bytes(load) // parts,
-        "optimizer": load.num_moments * load.trained_bytes // shared,
+        "optimizer": int(load.num_moments * load.trained_bytes) // shared,
     }
 
 
