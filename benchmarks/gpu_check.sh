@@ -29,6 +29,8 @@ for compute in $formats; do
     "$PYTHON" -m unisono.train "$scratch/run.yaml" "precision.compute=$compute" "run.output_dir=$scratch/$compute" \
         log.every=10
 done
+echo "== the planner's bytes against the allocator's peak"
+"$PYTHON" -W ignore benchmarks/plan_truth.py --only "full bf16" || echo "the planner is further off than it promises; going on"
 echo "== faults on this machine: the standard drill and a rehearsal"
 "$PYTHON" -c "from unisono.cli import main; main()" drill "$scratch/run.yaml"
 "$PYTHON" -c "from unisono.cli import main; main()" rehearse "$scratch/run.yaml"

@@ -3,7 +3,8 @@
 python benchmarks/plan_truth.py [--only TEXT] [--write FILE]   (make plan-truth)
 
 Each setting takes two real updates on the CPU through the lines that a run takes: load, strategy, step, optimizer. The
-peak is that of the second update, when the optimizer has its state. Several ranks are processes with gloo.
+peak is that of the second update, when the optimizer has its state. Several ranks are processes with gloo. On a machine
+with GPUs it is their allocator's peak that counts, and settings with more ranks than GPUs are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from unisono.plan.architecture import architecture_of
-from unisono.plan.memory import Load, Moment, peak
+from unisono.plan.memory import RESERVE, Load, Moment, peak
 
 MIB = 2**20
 MEDIAN, WORST = 0.05, 0.10  # what the planner promises
@@ -151,7 +152,7 @@ class Batch:
 
     def inputs(self, device: torch.device) -> dict[str, object]:
         """Return the arguments of forward."""
-        return dict(self._inputs)
+        return {n: each.to(device) if isinstance(each, torch.Tensor) else each for n, each in self._inputs.items()}
 
 
 def model_folder(shape: dict[str, Any], where: Path) -> Path:
@@ -202,6 +203,8 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
     with live:
         for _ in range(2):
             live.peak, live.phases = live.bytes, {}
+            if world.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
             take_update(
                 model,
                 batches,
@@ -214,7 +217,8 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
                 max_grad_norm=1.0,
                 enter=enter,
             )
-    return {"peak": live.peak, **live.phases}
+    peak_bytes = torch.cuda.max_memory_allocated() if world.device.type == "cuda" else live.peak
+    return {"peak": peak_bytes, **live.phases}
 
 
 def run(settings: Sequence[Setting], where: Path) -> list[dict[str, int]]:
@@ -257,8 +261,11 @@ def predicted(setting: Setting) -> Moment:
         share_optimizer=setting.share_optimizer,
         accumulates=setting.num_micro > 1,
         exchanges_always=setting.exchange == "micro_batch",
+        on_gpu=torch.cuda.is_available(),
     )
-    return peak(load)
+    moment = peak(load)
+    moment.parts.pop(RESERVE, None)  # no tensor of ours
+    return moment
 
 
 def settings() -> list[Setting]:
@@ -326,7 +333,8 @@ def main() -> int:
     parser.add_argument("--plan", action="store_true", help="only what is planned, as JSON: nothing is measured")
     parser.add_argument("--write", type=Path, help="keep the figures as JSON")
     args = parser.parse_args()
-    chosen = [setting for setting in settings() if args.only in setting.name]
+    most = torch.cuda.device_count() or max(setting.ranks for setting in settings())
+    chosen = [setting for setting in settings() if args.only in setting.name and setting.ranks <= most]
     if args.plan:
         print(json.dumps({setting.name: predicted(setting).total for setting in chosen}))
         return 0

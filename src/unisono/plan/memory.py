@@ -17,6 +17,7 @@ CHUNK_BYTES, GROUP_BYTES = 32 * 2**20, 128 * 2**20  # of the loss head (loss.py)
 NF4_BYTES = 0.5 + 4 / 64  # of a value: four bits, and a scale in fp32 for 64 of them
 FP32, HALF = 4, 2
 # An assumption, not a measurement: context, libraries and their workspaces on a GPU, and what its allocator cannot use.
+RESERVE = "reserve of the GPU"
 CUDA_CONTEXT_BYTES, CUDA_FRAGMENTATION = 600 * 2**20, 0.04
 
 
@@ -98,7 +99,7 @@ def moments(load: Load) -> list[Moment]:
     if not load.on_gpu:
         return found
     for moment in found:
-        moment.parts["reserve of the GPU"] = CUDA_CONTEXT_BYTES + int(CUDA_FRAGMENTATION * moment.total)
+        moment.parts[RESERVE] = CUDA_CONTEXT_BYTES + int(CUDA_FRAGMENTATION * moment.total)
     return found
 
 
