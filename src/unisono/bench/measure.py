@@ -61,12 +61,17 @@ def row_of(
 def flops_per_second(
     updates: Mapping[int, Mapping[str, Any]], ids: Mapping[int, Sequence[int]], flops: Callable[[int, int, int], float]
 ) -> float:
-    """Return the model's operations a second; ``flops`` gives those of an update of (samples, tokens, targets)."""
+    """Return the model's operations a second, the median of the updates.
+
+    ``flops`` gives those of an update of (samples, tokens, targets).
+    """
     counted = [number for number in updates if number > WARM_UP]
-    done = (
-        flops(len(ids[number]), updates[number]["num_tokens"], updates[number]["num_targets"]) for number in counted
-    )
-    return sum(done) / math.fsum(updates[number]["seconds"] for number in counted)
+    speeds: list[float] = [
+        flops(len(ids[number]), updates[number]["num_tokens"], updates[number]["num_targets"])
+        / updates[number]["seconds"]
+        for number in counted
+    ]
+    return median(speeds)
 
 
 def related(rows: Sequence[Row]) -> list[Row]:

@@ -48,6 +48,7 @@ def bench(
             raise ConfigError(f"--ranks asks for {number} ranks, but there are {gpus} GPUs", hint="one rank a GPU")
     say(f"bench: {updates} updates each on {', '.join(map(str, ranks))} ranks; nothing of the runs is kept")
     rows: list[Row] = []
+    peaks: list[float] = []
     failed: list[int] = []
     try:
         with Scratch.beside(loaded, given) as scratch:
@@ -57,11 +58,11 @@ def bench(
                 if outcome.code:
                     failed.append(number)
                     continue
-                rows.append(_measured(number, outcome, config, gpus))
+                rows.append(_measured(number, outcome, config, peaks))
     except Interrupted:
         say("bench: stopped")
         return AGAIN
-    _write(related(rows), config, folder, say)
+    _write(related(_shares_of_peak(rows, peaks, gpus)), config, folder, say)
     for number in failed:
         say(f"{counted(number, 'rank')}: the run failed, see above")
     return 1 if failed else 0
@@ -91,14 +92,23 @@ def _settings(config: RunConfig, ranks: int, updates: int) -> dict[str, object]:
     return settings
 
 
-def _measured(ranks: int, outcome: Outcome, config: RunConfig, gpus: int) -> Row:
+def _measured(ranks: int, outcome: Outcome, config: RunConfig, peaks: list[float]) -> Row:
+    """Sum up a run; ``mfu`` holds the model's operations a second until the peak is known."""
     row = row_of(ranks, outcome.updates, outcome.events, outcome.summary)
     try:
         flops = _flops_of_update(config)
     except ModelError:  # a family without a formula
         return row
-    done = flops_per_second(outcome.updates, outcome.ids(), flops)
-    return replace(row, mfu=done / (_peak_flops(outcome.summary["compute"]) * (ranks if gpus else 1)))
+    peaks.append(_peak_flops(outcome.summary["compute"]))
+    return replace(row, mfu=flops_per_second(outcome.updates, outcome.ids(), flops))
+
+
+def _shares_of_peak(rows: Sequence[Row], peaks: Sequence[float], gpus: int) -> list[Row]:
+    """Divide by the best peak of those measured after each run: whatever else runs here only lowers it."""
+    return [
+        row if row.mfu is None else replace(row, mfu=row.mfu / (max(peaks) * (row.ranks if gpus else 1)))
+        for row in rows
+    ]
 
 
 def _flops_of_update(config: RunConfig) -> Callable[[int, int, int], float]:
