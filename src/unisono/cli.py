@@ -155,6 +155,28 @@ def rehearse(run_file: RunFile, overrides: Overrides = None) -> None:
 
 
 @app.command()
+def bench(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    ranks: Annotated[str, typer.Option(metavar="1,2,4", help="numbers of ranks")] = "1,2",
+    updates: Annotated[int, typer.Option(min=4, help="updates of each run; the first two warm up")] = 10,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--to", metavar="DIR", help="for bench.json and bench.svg [run.output_dir-bench]", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Measure your own run on 1, 2, 4 ranks: speed, memory, efficiency, share of communication and data, MFU."""
+    loaded = _checked(run_file, overrides)
+    from unisono.bench.run import bench as measure
+    from unisono.bench.run import parse_ranks
+
+    to = folder or Path(f"{loaded.config.run.output_dir}-bench")
+    raise typer.Exit(measure(loaded, overrides or [], parse_ranks(ranks), updates, to, print))
+
+
+@app.command()
 def drill(
     run_file: RunFile,
     overrides: Overrides = None,

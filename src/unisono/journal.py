@@ -71,7 +71,13 @@ class Journal:
         files.ids(batch.number, batch.records)
         files.left_out(batch.number, batch.left_out)
         files.events.write(
-            {"update": batch.number, "seconds": seconds, "spans": parts, "micro_batches": len(batch.micro_batches)}
+            {
+                "update": batch.number,
+                "seconds": seconds,
+                "spans": parts,
+                "micro_batches": len(batch.micro_batches),
+                "micro_batch_tokens": max(each.num_tokens for each in batch.micro_batches),
+            }
         )
         self.display.update(
             batch.number, loss=result.loss, tokens_per_second=speed, rate=lr, grad_norm=result.grad_norm
@@ -98,7 +104,7 @@ class Journal:
         if session.num_updates:
             own = {"data_wait_share": session.data_wait_share, "peak_memory_bytes": peak_bytes(self._run.world.device)}
             share, peak = (max(theirs) for theirs in zip(*dist.gather([float(value) for value in own.values()])))
-            line = {"kind": "summary", "update": update, **asdict(session)}
+            line = {"kind": "summary", "update": update, **asdict(session), "compute": self._run.precision.compute}
             self._files.line(line | {"data_wait_share": share, "peak_memory_bytes": int(peak)})
             self._files.events.write(line | own)
             self.display.say(session.sentence(share))

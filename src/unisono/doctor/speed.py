@@ -44,6 +44,11 @@ def verdict(device: str, detail: str, bf16: float) -> Finding:
     return Finding("number formats", "ok", detail, "bf16 costs time here: leave precision.compute at auto")
 
 
+def product_flops(dtype: torch.dtype, device: torch.device) -> float:
+    """Return the floating point operations a second of the product, a multiplication and an addition counted as two."""
+    return 2 * _SIDE[device.type] ** 3 / product_seconds(dtype, device)
+
+
 def product_seconds(dtype: torch.dtype, device: torch.device) -> float:
     """Time one product, the fastest of a few within a budget of time."""
     import torch

@@ -51,6 +51,12 @@ class Outcome:
         return next((line for line in reversed(self._metrics()) if line.get("kind") == "summary"), {})
 
     @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        """The lines of updates of all ranks."""
+        files = sorted((self.folder / "events").glob("rank*.jsonl"))
+        return [line for file in files for line in _lines(file) if "micro_batches" in line]
+
+    @cached_property
     def account(self) -> Account:
         """Where the time went."""
         return account(read_ledger(self.folder))
