@@ -29,10 +29,13 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from unisono.config.schema import OptimSection
 from unisono.plan.architecture import architecture_of
-from unisono.plan.memory import RESERVE, Load, Moment, peak
+from unisono.plan.fit import num_moments
+from unisono.plan.memory import FP32, RESERVE, Load, Moment, peak
 
 MIB = 2**20
+PEAK = "peak: "  # how a rank's answer begins
 MEDIAN, WORST = 0.05, 0.10  # what the planner promises
 
 
@@ -73,13 +76,11 @@ SHAPE = {
 
 
 class Live(TorchDispatchMode):
-    """Counts the bytes of living storages, and where the most were."""
+    """Counts the bytes of living storages, and the most that there were."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes = self.peak = 0
-        self.phase = ""
-        self.phases: dict[str, int] = {}
         self._known: dict[int, weakref.ref[Any]] = {}
         self._sizes: dict[int, int] = {}
         self._resize = torch.UntypedStorage.resize_
@@ -107,7 +108,6 @@ class Live(TorchDispatchMode):
         if size or place in self._known:
             self._sizes[place] = size
         self.peak = max(self.peak, self.bytes)
-        self.phases[self.phase] = max(self.phases.get(self.phase, 0), self.bytes)
 
     def add(self, tensor: torch.Tensor) -> None:
         """Count a tensor's storage, once."""
@@ -166,11 +166,11 @@ def model_folder(shape: dict[str, Any], where: Path) -> Path:
     return folder
 
 
-def measure(setting: Setting, folder: Path) -> dict[str, int]:
-    """Take two updates on this rank, which has joined the others; returns the peak of the second in bytes, by phase."""
+def measure(setting: Setting, folder: Path) -> int:
+    """Take two updates on this rank, which has joined the others; returns the peak of the second, in bytes."""
     from unisono import dist
     from unisono.build import load_and_shard
-    from unisono.config.schema import LoraSection, ModelSection, OptimSection, StrategySection
+    from unisono.config.schema import LoraSection, ModelSection, StrategySection
     from unisono.optim import build_optimizer
     from unisono.precision import DTYPES, Precision
     from unisono.resume import trainable
@@ -197,12 +197,9 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
     strategy.bind(optimizer)
     batches = [Batch(setting, saved.config.vocab_size) for _ in range(setting.num_micro)]
 
-    def enter(phase: str) -> None:
-        live.phase = phase
-
     with live:
         for _ in range(2):
-            live.peak, live.phases = live.bytes, {}
+            live.peak = live.bytes
             if world.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
             take_update(
@@ -215,13 +212,11 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
                 world=world,
                 rate=1e-4,
                 max_grad_norm=1.0,
-                enter=enter,
             )
-    peak_bytes = torch.cuda.max_memory_allocated() if world.device.type == "cuda" else live.peak
-    return {"peak": peak_bytes, **live.phases}
+    return torch.cuda.max_memory_allocated() if world.device.type == "cuda" else live.peak
 
 
-def run(settings: Sequence[Setting], where: Path) -> list[dict[str, int]]:
+def run(settings: Sequence[Setting], where: Path) -> list[int]:
     """Measure settings of one number of ranks in processes of their own; returns rank 0's answers."""
     world = settings[0].ranks
     folders = [str(model_folder(SHAPE | setting.shape, where)) for setting in settings]
@@ -240,7 +235,7 @@ def run(settings: Sequence[Setting], where: Path) -> list[dict[str, int]]:
     answers = [rank.communicate(timeout=600)[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         raise SystemExit(f"a rank failed: {answers}")
-    return [json.loads(line) for line in answers[0].splitlines() if line.startswith("{")]
+    return [int(line.removeprefix(PEAK)) for line in answers[0].splitlines() if line.startswith(PEAK)]
 
 
 def predicted(setting: Setting) -> Moment:
@@ -255,7 +250,7 @@ def predicted(setting: Setting) -> Moment:
         lora_rank=setting.lora,
         is_packed=setting.quantize != "none",
         checkpointing=setting.checkpointing,
-        num_moments={"adamw": 2, "adamw8bit": (2 + 8 / 256) / 4, "sgd": 0}[setting.optimizer],
+        num_moments=num_moments(OptimSection(name=setting.optimizer), FP32),
         strategy=setting.strategy,
         ranks=setting.ranks,
         share_optimizer=setting.share_optimizer,
@@ -343,8 +338,8 @@ def main() -> int:
         measured: dict[str, int] = {}
         for ranks in sorted({setting.ranks for setting in chosen}):
             group = [setting for setting in chosen if setting.ranks == ranks]
-            answers = run(group, Path(scratch))
-            measured |= {setting.name: answer["peak"] for setting, answer in zip(group, answers, strict=True)}
+            peaks = run(group, Path(scratch))
+            measured |= {setting.name: size for setting, size in zip(group, peaks, strict=True)}
         for setting in chosen:
             real, moment = measured[setting.name], predicted(setting)
             errors.append(moment.total / real - 1)
@@ -367,7 +362,7 @@ def _as_rank(described: str) -> None:
     dist.join(dist.find_world(), 60)
     for given, folder in json.loads(described):
         setting = Setting(**{**given, "documents": tuple(given["documents"])})
-        print(json.dumps(measure(setting, Path(folder))), flush=True)
+        print(f"{PEAK}{measure(setting, Path(folder))}", flush=True)
         gc.collect()
     leave(0)
 

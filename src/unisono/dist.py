@@ -74,6 +74,18 @@ def _loopback_store(world: World, timeout: timedelta) -> Any:
     )
 
 
+def deal(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Return the rank that gets each of these sizes: the largest first, each to whoever has least; no communication.
+
+    Equal sizes go in the order they come in: what is the same on all ranks is dealt out alike on all of them.
+    """
+    given, owners = [0] * ranks, [0] * len(sizes)
+    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+        owners[place] = given.index(min(given))
+        given[owners[place]] += sizes[place]
+    return owners
+
+
 def leave() -> None:
     """Destroy the process group.
 

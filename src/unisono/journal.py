@@ -115,7 +115,7 @@ class Journal:
     def _judge(self, update: int) -> None:
         """Say in words what held the run up (rank 0)."""
         if self._run.world.is_first:
-            trained = sum(parameter.numel() * parameter.element_size() for _, parameter in self._run.named)
+            trained = sum(parameter.nbytes for _, parameter in self._run.named)
             setting = Setting(gradient_bytes=trained, prefetch=self._run.config.data.prefetch)
             findings = judge(update_lines(self._files.path / "metrics.jsonl"), setting)
             self._files.line({"kind": "verdict", "update": update, "findings": [asdict(each) for each in findings]})

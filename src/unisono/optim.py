@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
+from unisono.bits import bitsandbytes
 from unisono.config.schema import OptimSection
 
 LEAST_8BIT, BLOCK_8BIT = 4096, 256  # values: of a parameter whose moments have 8 bits, and of a block of them
@@ -74,20 +74,12 @@ def build_optimizer(
     ]
     groups = [group for group in groups if group["params"]]
     if section.name == "adamw8bit":
-        return _bitsandbytes().AdamW8bit(  # type: ignore[no-any-return]
+        return bitsandbytes().optim.AdamW8bit(  # type: ignore[no-any-return]
             groups, lr=section.lr, betas=section.betas, eps=section.eps, min_8bit_size=LEAST_8BIT
         )
     if section.name == "sgd":
         return torch.optim.SGD(groups, lr=section.lr, momentum=section.momentum)
     return torch.optim.AdamW(groups, lr=section.lr, betas=section.betas, eps=section.eps, fused=True)
-
-
-def _bitsandbytes() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, in its imports
-        import bitsandbytes.optim
-
-    return bitsandbytes.optim
 
 
 def set_rate(optimizer: torch.optim.Optimizer, value: float) -> None:

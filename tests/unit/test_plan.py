@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from support.sizes import LLAMA_2_7B
 from unisono.config.load import load
+from unisono.config.schema import OptimSection
 from unisono.plan.architecture import architecture_of
 from unisono.plan.fit import as_object, choices
 from unisono.plan.hardware import DEVICES, GIB, find_device
@@ -72,6 +73,17 @@ def test_the_state_of_a_full_7b_is_sixteen_bytes_a_parameter_on_every_card() -> 
     ).parts
     assert parts["weights"] + parts["gradients"] + parts["optimizer"] == 16 * SHAPE.parameters
     assert 16 * SHAPE.parameters > 100 * GIB
+
+
+def test_what_the_planner_knows_of_the_code_is_so() -> None:
+    """It may not import torch, and so repeats these."""
+    from unisono import loss, optim
+    from unisono.model import products, quantize
+    from unisono.plan import fit, memory
+
+    assert (memory.CHUNK_BYTES, memory.GROUP_BYTES) == (loss.CHUNK_BYTES, loss.GROUP_BYTES)
+    assert products.LONGEST == memory.SHORT and memory.NF4_BYTES == 0.5 + 4 / quantize.BLOCK
+    assert fit.num_moments(OptimSection(name="adamw8bit"), 4) == (2 + 8 / optim.BLOCK_8BIT) / 4
 
 
 def test_published_lora_7b_on_an_a10g() -> None:

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from unisono.checkpoint.manifest import Manifest, candidates, seal
-from unisono.dist import World, any_rank
+from unisono.dist import World, any_rank, deal
 from unisono.durable import swap
 from unisono.errors import CheckpointError
 
@@ -92,19 +92,11 @@ def share_of(
 ) -> dict[str, torch.Tensor]:
     """Return what this rank writes: what it holds ``alone``, its part of what is sharded, its share of all else.
 
-    No communication: every rank deals the tensors out alike, the largest first, each to whoever has the fewest bytes.
+    No communication: every rank deals out alike what all of them hold.
     """
-    share: dict[str, torch.Tensor] = {}
-    given = [0] * world
-    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].nbytes, item[0])):
-        if isinstance(tensor, DTensor) or name in alone:
-            share[name] = tensor
-            continue
-        writer = given.index(min(given))
-        given[writer] += tensor.nbytes
-        if writer == rank:
-            share[name] = tensor
-    return share
+    held = sorted(name for name, each in tensors.items() if not (isinstance(each, DTensor) or name in alone))
+    writers = dict(zip(held, deal([tensors[name].nbytes for name in held], world)))
+    return {name: tensor for name, tensor in tensors.items() if writers.get(name, rank) == rank}
 
 
 def check_room(folder: Path, needed: int, what: str) -> None:

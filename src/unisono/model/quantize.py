@@ -7,12 +7,13 @@ and its inverse are bitsandbytes' own. What is trained beside them (adapters) is
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+
+from unisono.bits import bitsandbytes
 
 BLOCK = 64  # values that share a scale
 KIND = "nf4"
@@ -25,7 +26,7 @@ class Nf4Linear(nn.Linear):
 
     def __init__(self, linear: nn.Linear, weight: torch.Tensor) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
-        packed, state = _functional().quantize_4bit(weight, blocksize=BLOCK, quant_type=KIND)
+        packed, state = bitsandbytes().functional.quantize_4bit(weight, blocksize=BLOCK, quant_type=KIND)
         self.weight = nn.Parameter(packed, requires_grad=False)
         self.bias = linear.bias
         self.register_buffer("scales", state.absmax)
@@ -76,11 +77,3 @@ def num_parameters(model: nn.Module) -> int:
     layers = [layer for layer in model.modules() if isinstance(layer, Nf4Linear)]
     packed = {id(layer.weight): layer.in_features * layer.out_features for layer in layers}
     return sum(packed.get(id(parameter), parameter.numel()) for parameter in model.parameters())
-
-
-def _functional() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, in its imports
-        import bitsandbytes.functional
-
-    return bitsandbytes.functional

@@ -79,13 +79,10 @@ def fill(model: torch.nn.Module, folder: Path, device: torch.device) -> None:
     if not is_hollow(model):
         return
     files = _files_by_name(folder)
-    filled: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+    filled: dict[torch.Tensor, torch.nn.Parameter] = {}
     for parameter, names in _names(model).items():
-        filled[parameter] = torch.nn.Parameter(
-            torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad
-        )
-        name = next(name for name in names if name in files)
-        _read(filled[parameter].detach(), name, files[name])
+        values = _stored(parameter, names, files, device)
+        filled[parameter] = torch.nn.Parameter(values, requires_grad=parameter.requires_grad)
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if parameter in filled:
@@ -97,25 +94,27 @@ def fill(model: torch.nn.Module, folder: Path, device: torch.device) -> None:
 
 def reader(model: torch.nn.Module, folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return what gives a parameter's values: those it has, or for a hollow one those in the files."""
-    files = _files_by_name(folder)
-    names: dict[torch.Tensor, list[str]] = {parameter: each for parameter, each in _names(model).items()}  # noqa: C416
+    names, files = _names(model), _files_by_name(folder)
 
     def read(parameter: torch.Tensor) -> torch.Tensor:
         if not parameter.is_meta:
             return parameter.detach()
-        values, name = (
-            torch.empty_like(parameter, device="cpu").detach(),
-            next(n for n in names[parameter] if n in files),
-        )
-        _read(values, name, files[name])
-        return values
+        return _stored(parameter, names[parameter], files, torch.device("cpu"))
 
     return read
 
 
-def _names(model: torch.nn.Module) -> dict[torch.nn.Parameter, list[str]]:
+def _stored(parameter: torch.Tensor, names: list[str], files: dict[str, Path], device: torch.device) -> torch.Tensor:
+    """Return the values of a hollow parameter, sharded as it is."""
+    values = torch.empty_like(parameter.detach(), device=device)
+    name = next(name for name in names if name in files)
+    _read(values, name, files[name])
+    return values
+
+
+def _names(model: torch.nn.Module) -> dict[torch.Tensor, list[str]]:
     """Return each hollow parameter's names in the files; a tied one has several, an adapted layer's lost a prefix."""
-    names = defaultdict(list)
+    names: dict[torch.Tensor, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.is_meta:
             names[parameter].append(name.replace(".base_layer.", "."))

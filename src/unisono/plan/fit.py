@@ -83,7 +83,7 @@ def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
         ranks=ranks,
         on_gpu=True,
     )
-    base = replace(base, num_moments=_num_moments(optim, base.trained_bytes / base.trained))
+    base = replace(base, num_moments=num_moments(optim, base.trained_bytes / base.trained))
     if batch.micro_size is not None:
         sizes = [batch.micro_size]
     elif batch.micro_tokens != "auto":
@@ -105,7 +105,7 @@ def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
                 )
 
 
-def _num_moments(optim: OptimSection, value_bytes: float) -> float:
+def num_moments(optim: OptimSection, value_bytes: float) -> float:
     """Return the optimizer's bytes for a trained value, as a multiple of the value's; see ``optim.moment_bytes``."""
     if optim.name == "adamw8bit":
         return 2 * (1 + 4 / 256) / value_bytes
@@ -134,7 +134,7 @@ def as_lines(found: list[Choice], config: RunConfig, device: Device) -> Iterator
     )
     yield f"{'GiB a rank':>12}  {'tokens/s':>9}  {'MFU':>4}  "
     num_fitting = sum(each.fits for each in found)
-    for each in found[: max(SHOWN, min(num_fitting, SHOWN))]:
+    for each in found[:SHOWN]:
         speed = f"{each.seconds.tokens_per_second:9,.0f}  {each.seconds.mfu(device):4.0%}"
         missing = "" if each.fits else f"   does not fit: {(each.peak.total - each.room_bytes) / GIB:.1f} GiB too much"
         yield f"{each.peak.total / GIB:12.1f}  {speed}  {' '.join(each.overrides)}{missing}"

@@ -179,15 +179,17 @@ def _end_of_backward(load: Load) -> dict[str, int]:
         exchange = whole + root if is_whole else (whole - root) // load.ranks + 2 * root
         return {"gradients": exchange, "gathered weights": root}
     is_trained = load.lora_rank is None
-    beside = shape.embedding * load.weight_bytes if is_trained and (load.strategy == "ddp" or shape.is_tied) else 0
-    first = _backward_of_first(load) if is_trained else 0
+    own = shape.embedding * load.weight_bytes if is_trained else 0
+    beside = own if load.strategy == "ddp" or shape.is_tied else 0
+    # or the moment before: the first block's backward uses up what it kept, and the embedding has no gradient yet
+    first = _first_block(load) - own if is_trained else 0
     return {"gradients": load.trained_bytes + beside, "activations": max(0, first - beside)}
 
 
-def _backward_of_first(load: Load) -> int:
-    """The first block's own activations and copies, which its backward is using up."""
+def _first_block(load: Load) -> int:
+    """The first block's activations and copies of its weights."""
     kept = load.tokens * _kept_by_layer(load, whole=True) + _attention_matrices(load) // load.architecture.layers
-    return kept + _copies_of_block(load) - load.architecture.embedding * load.weight_bytes
+    return kept + _copies_of_block(load)
 
 
 def _gathered_block(load: Load) -> int:

@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from unisono.dist import deal
 from unisono.errors import ModelError
 from unisono.strategy.contract import clip_gradients
 from unisono.strategy.ddp.ready import Readiness
-from unisono.strategy.ddp.share import deal, share_out
+from unisono.strategy.ddp.share import share_out
 
 
 class Ddp:
@@ -40,7 +41,7 @@ class Ddp:
     def shard(self, model: torch.nn.Module) -> torch.nn.Module:
         """Collective. Wrap the model; rank 0's weights are sent to all."""
         self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
-        self._keeper = deal(list(self._names), dist.get_world_size())
+        self._keeper = dict(zip(self._names, deal([each.nbytes for each in self._names], dist.get_world_size())))
         device = next(iter(self._names)).device
         self._ready = Readiness(device)
         self._wrapped = DistributedDataParallel(

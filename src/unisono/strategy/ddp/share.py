@@ -12,15 +12,6 @@ import torch
 import torch.distributed as dist
 
 
-def deal(parameters: list[torch.nn.Parameter], ranks: int) -> dict[torch.nn.Parameter, int]:
-    """Return the rank that keeps each parameter: the largest first, each to whoever has the fewest bytes."""
-    given, keeper = [0] * ranks, {}
-    for parameter in sorted(parameters, key=lambda each: -each.nbytes):  # stable: the same on all ranks
-        keeper[parameter] = given.index(min(given))
-        given[keeper[parameter]] += parameter.nbytes
-    return keeper
-
-
 def share_out(optimizer: torch.optim.Optimizer, keeper: dict[torch.nn.Parameter, int], rank: int) -> None:
     """Let ``optimizer`` step this rank's parameters only, and get the others' from the ranks that keep them.
 
