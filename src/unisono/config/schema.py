@@ -191,6 +191,11 @@ class StrategySection(Section):
         default="update",
         description="fsdp2: exchange gradients once an update, or after each micro-batch: slower, none is kept whole",
     )
+    shard_ranks: Annotated[int, Field(ge=2)] | None = Field(
+        default=None,
+        description="fsdp2: so many neighbouring ranks share one copy of the model (hybrid: those of a machine); "
+        "null = all ranks do",
+    )
     bucket_mib: PositiveInt = Field(default=25, description="ddp: MiB of gradients exchanged in one piece")
     unused_parameters: Literal["refuse", "zero"] = Field(
         default="refuse", description="a parameter without gradient on some rank: an error, or a zero"

@@ -139,7 +139,8 @@ def _read(target: torch.Tensor, name: str, file: Path) -> None:
     if isinstance(target, DTensor):
         local = target.to_local()
         # torch cuts rows as torch.chunk does: pieces of one size, the last ones smaller or empty
-        start = target.device_mesh.get_local_rank() * -(-target.shape[0] // target.device_mesh.size())
+        cut = next(place for place, kind in enumerate(target.placements) if kind.is_shard())
+        start = target.device_mesh.get_local_rank(cut) * -(-target.shape[0] // target.device_mesh.size(cut))
     if local.numel() == 0:
         return
     with safe_open(file, "pt") as tensors:
