@@ -182,7 +182,7 @@ def measure(setting: Setting, folder: Path) -> int:
     section = ModelSection(
         path=str(folder),
         lora=None if setting.lora is None else LoraSection(rank=setting.lora),
-        activation_checkpointing=setting.checkpointing,
+        activation_checkpointing="full" if setting.checkpointing else "none",
         quantize=setting.quantize,
     )
     chosen = StrategySection(

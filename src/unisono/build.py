@@ -182,7 +182,7 @@ def load_and_shard(
     saved = load_model(section, folder, weights=weights, seed=seed, hollow=shards)
     if not shards:
         saved.to(world.device)
-    elif not is_hollow(saved) and world.is_first:
+    elif not is_hollow(saved) and section.quantize == "none" and world.is_first:
         print(f"loading: the tensors in {folder} are not named as the model's: each rank reads all of them", flush=True)
     training = TrainingModel(base_model(saved), document_attention=section.attention in {"auto", "document"})
     model = strategy.shard(training).train()

@@ -82,7 +82,7 @@ def _named(run: Run, where: str) -> OutOfMemoryError:
     return OutOfMemoryError(
         f"out of memory with {budget}, and no smaller one would help",
         where=where,
-        hint="set model.activation_checkpointing=true, lower data.max_length, use model.lora or strategy.name=fsdp2",
+        hint="set model.activation_checkpointing=full, lower data.max_length, use model.lora or strategy.name=fsdp2",
     )
 
 

@@ -17,7 +17,7 @@ from support.updates import Settings, Trace, assert_same_step, assert_same_trace
 VARIANTS = {
     "full": Settings(),
     "lora": Settings(lora={"rank": 4, "alpha": 8.0}),
-    "checkpointing": Settings(lora={"rank": 4, "alpha": 8.0}, checkpointing=True, updates=3),
+    "checkpointing": Settings(lora={"rank": 4, "alpha": 8.0}, checkpointing="full", updates=3),
 }
 CUTS = {
     "packed in one": {},

@@ -28,8 +28,8 @@ VARIANTS = {
     "clipped": Settings(optim=CLIPPED),
     "adamw": Settings(optim=ADAMW, updates=4, global_size=3),
     "lora": Settings(lora=LORA, updates=3, global_size=3),
-    "checkpointing": Settings(checkpointing=True),
-    "lora, checkpointing": Settings(lora=LORA, checkpointing=True, updates=2, global_size=4),
+    "checkpointing": Settings(checkpointing="full"),
+    "lora, checkpointing": Settings(lora=LORA, checkpointing="full", updates=2, global_size=4),
 }
 
 
@@ -292,7 +292,7 @@ def test_b49_host_memory_while_loading(tiny: Path, tmp_path: Path) -> None:
 BF16 = {
     "full": Settings(compute="bf16", optim=ADAMW, updates=4, global_size=3),
     "lora": Settings(compute="bf16", optim=ADAMW, updates=3, global_size=3, lora=LORA),
-    "checkpointing": Settings(compute="bf16", optim=ADAMW, updates=3, global_size=3, checkpointing=True),
+    "checkpointing": Settings(compute="bf16", optim=ADAMW, updates=3, global_size=3, checkpointing="full"),
 }
 
 

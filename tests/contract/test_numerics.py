@@ -237,7 +237,7 @@ def test_b44_or_counts_as_zero_when_that_is_allowed(tiny: Path) -> None:
 
 def test_b44_lora_with_and_without_activation_checkpointing(tiny: Path) -> None:
     base = Settings(updates=3, lora={"rank": 4, "alpha": 8.0})
-    for plain, recomputed in run_ranks(train_updates, 2, tiny, base, replace(base, checkpointing=True)):
+    for plain, recomputed in run_ranks(train_updates, 2, tiny, base, replace(base, checkpointing="full")):
         assert_same_trace(plain, recomputed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,10 @@ def test_all_linear_layers_but_the_head_are_packed_and_counted_as_what_they_are(
     assert not any(parameter.is_meta for parameter in packed.parameters())
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_training_equals_that_of_a_model_with_rounded_weights(tiny: Path, tmp_path: Path, world: int) -> None:
+@pytest.mark.parametrize(("world", "strategy"), [(1, "single"), (2, "ddp"), (3, "fsdp2")])
+def test_training_equals_that_of_a_model_with_rounded_weights(
+    tiny: Path, tmp_path: Path, world: int, strategy: str
+) -> None:
     """The reference is full-width: each weight rounded beforehand, then trained as any other."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -86,7 +89,7 @@ def test_training_equals_that_of_a_model_with_rounded_weights(tiny: Path, tmp_pa
     rounded.save_pretrained(tmp_path / "rounded")
     plain = Settings(lora=LORA, updates=3, global_size=4, packed=False, attention="sdpa")
     expected = run_ranks(train_updates, 1, tmp_path / "rounded", plain)[0][0]
-    for (trace,) in run_ranks(train_updates, world, tiny, PACKED):
+    for (trace,) in run_ranks(train_updates, world, tiny, replace(PACKED, strategy=strategy)):
         assert trace.losses == pytest.approx(expected.losses, abs=1e-5)
         assert_same_step(trace, expected, tolerance=1e-5)
 
@@ -101,6 +104,11 @@ def test_a_killed_run_goes_on_and_hands_over_its_adapter(tiny: Path, tmp_path: P
     assert "resumed update-00000004" in train_whole(2, killed)
     assert_same_weights(tmp_path / "killed", tmp_path / "whole")
     assert numbers_of(tmp_path / "killed") == numbers_of(tmp_path / "whole")
+    sharded = make_run(tmp_path, tiny, name="sharded", **sections)
+    train_until_killed(2, sharded, 5, "strategy.name=fsdp2")
+    assert "resumed update-00000004" in train_whole(3, sharded, "strategy.name=fsdp2")
     adapter = weights_of(tmp_path / "whole")
+    for name, value in weights_of(tmp_path / "sharded").items():
+        np.testing.assert_allclose(value, adapter[name], atol=1e-5)
     assert all("lora_" in name for name in adapter)
     assert any(np.abs(value).max() > 0 for name, value in adapter.items() if "lora_B" in name)

@@ -60,7 +60,7 @@ class Settings:
     attention: str = "auto"
     strategy: str = "auto"
     lora: dict[str, Any] | None = None
-    checkpointing: bool = False
+    checkpointing: Any = "none"
     quantize: Any = "none"
     unused: str = "refuse"
     share_optimizer: bool = False

@@ -98,7 +98,7 @@ def assert_same_state(ours: dict[str, Any], other: dict[str, Any]) -> None:
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")  # of transformers, by load_model
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
-@pytest.mark.parametrize("section", [{}, {"attention": "eager"}, {"activation_checkpointing": True}, {"lora": True}])
+@pytest.mark.parametrize("section", [{}, {"attention": "eager"}, {"activation_checkpointing": "full"}, {"lora": True}])
 def test_the_answer_is_the_models_and_leaves_no_trace(tiny: Path, section: dict[str, Any], compute: str) -> None:
     lora = {"lora": LoraSection(rank=4, dropout=0.5)} if "lora" in section else {}
     settings = ModelSection(path=str(tiny), **(section | lora))

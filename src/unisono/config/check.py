@@ -213,9 +213,6 @@ def _quantized(config: RunConfig) -> Problems:
     if config.model.lora is None:
         message = f"model.quantize {kind} keeps weights in 4 bits, which cannot be trained, and model.lora is not given"
         yield "model.quantize", message, "train adapters on them: model.lora={}"
-    if config.strategy.name == "fsdp2":
-        message = f"model.quantize {kind} cannot be cut into the parts of strategy.name fsdp2"
-        yield "model.quantize", message, "use strategy.name=ddp: weights in 4 bits are small"
     yield from _needs_bitsandbytes("model.quantize", kind)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -23,6 +23,11 @@ FieldName = Literal[
     "messages", "conversations", "tools", "role", "content", "from", "value",
     "instruction", "input", "output", "prompt", "completion", "text",
 ]  # fmt: skip
+
+
+def _as_checkpointing(value: object) -> object:
+    """Take yes and no as well: the knob is a switch elsewhere."""
+    return {True: "full", False: "none"}.get(value, value) if isinstance(value, bool) else value
 
 
 class Section(BaseModel):
@@ -61,8 +66,12 @@ class ModelSection(Section):
     quantize: Literal["none", "nf4"] = Field(
         default="none", description="nf4 = frozen weights in 4 bits (QLoRA): a seventh of the memory, rounded weights"
     )
-    activation_checkpointing: bool = Field(
-        default=False, description="recompute activations in backward: less memory, slower"
+    activation_checkpointing: Annotated[
+        Literal["none", "selective", "full", "offload"], BeforeValidator(_as_checkpointing)
+    ] = Field(
+        default="none",
+        description="what backward computes again: nothing; all but products and attention; whole blocks (also true); "
+        "offload = whole blocks, whose inputs wait in host memory",
     )
     trust_remote_code: bool = Field(default=False, description="run Python code that comes with the model")
 

@@ -16,6 +16,7 @@ from unisono.config.schema import LoraSection, ModelSection
 from unisono.errors import ModelError
 from unisono.model import attention, stream
 from unisono.model.quantize import quantize
+from unisono.model.recompute import recompute
 from unisono.model.starter import starter_folder
 
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
@@ -101,14 +102,9 @@ def load_model(
     if is_packed:
         quantize(model, stream.reader(model, folder))
         stream.fill(model, folder, torch.device("cpu"))
-    if section.activation_checkpointing:
-        _checkpoint_activations(model)
+    if section.activation_checkpointing != "none":
+        recompute(model, section.activation_checkpointing)
     return model if section.lora is None else add_adapters(model, section.lora, seed)
-
-
-def _checkpoint_activations(model: Any) -> None:
-    """Recompute each block in backward; not reentrant, so that frozen and unused parameters are fine."""
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def add_adapters(model: Any, section: LoraSection, seed: int) -> torch.nn.Module:

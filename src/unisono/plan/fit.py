@@ -40,7 +40,7 @@ class Choice:
             f"strategy.name={load.strategy}",
             *(["strategy.share_optimizer=true"] if load.share_optimizer else []),
             *(["strategy.exchange=micro_batch"] if load.exchanges_always else []),
-            *(["model.activation_checkpointing=true"] if load.checkpointing else []),
+            *(["model.activation_checkpointing=full"] if load.checkpointing else []),
             f"batch.micro_tokens={load.tokens}",
         ]
 
@@ -93,7 +93,7 @@ def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
         most = max(1, (batch.global_size or SIZES[-1]) // ranks)
         sizes = [size for size in SIZES if size <= most]
     for strategy, shared, always in _strategies(config, ranks):
-        for checkpointing in (True,) if model.activation_checkpointing else (False, True):
+        for checkpointing in (True,) if model.activation_checkpointing != "none" else (False, True):
             for size in sizes:
                 yield replace(
                     base,

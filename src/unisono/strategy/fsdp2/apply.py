@@ -53,17 +53,17 @@ class Fsdp2:
         Its method ``verify`` runs blocks and head like a forward does, and is wrapped like one.
         """
         mesh = self._mesh()
-        blocks, is_half = find_blocks(model), self._compute != torch.float32
-        for block in blocks:
-            if is_half:
-                _shard_products(block, mesh, self._compute)
+        self._num_groups = 1
+        for block in find_blocks(model):
+            if self._compute != torch.float32:
+                self._num_groups += _shard_products(block, mesh, self._compute)
             fully_shard(block, mesh=mesh)
+            self._num_groups += 1
         self._root = fully_shard(model, mesh=mesh, reshard_after_forward=True)
         groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for group in groups:
             group.set_gradient_divide_factor(1.0)  # the sum, where torch's own factor would make a mean
             group.set_force_sum_reduction_for_comms(True)  # by a plain sum, which gloo has too
-        self._num_groups = len(blocks) * (1 + is_half) + 1
         if self._unused == "zero":
             _sum_zeros_for_unused(self._root)
         register_fsdp_forward_method(model, "verify")
@@ -127,16 +127,21 @@ class Fsdp2:
         return self._root
 
 
-def _shard_products(block: torch.nn.Module, mesh: DeviceMesh, compute: torch.dtype) -> None:
+def _shard_products(block: torch.nn.Module, mesh: DeviceMesh, compute: torch.dtype) -> bool:
     """Make a group of the block's linear layers, whose weights are gathered in the format of their products.
 
+    Returns whether there is one.
+
     Autocast would make the same copies after a gather twice as large, and keep them all until backward. Norms stay with
-    the block, in fp32; gradients are summed in fp32.
+    the block, in fp32, and so does everything where weights are packed into bytes: what is trained beside them is
+    small. Gradients are summed in fp32.
     """
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    linear: list[torch.nn.Module] = [each for each in block.modules() if isinstance(each, torch.nn.Linear)]
-    if linear:
-        fully_shard(linear, mesh=mesh, mp_policy=policy)
+    linear = [each for each in block.modules() if isinstance(each, torch.nn.Linear)]
+    if not linear or not all(each.weight.is_floating_point() for each in linear):
+        return False
+    fully_shard(list[torch.nn.Module](linear), mesh=mesh, mp_policy=policy)
+    return True
 
 
 def find_blocks(model: torch.nn.Module) -> torch.nn.ModuleList:
