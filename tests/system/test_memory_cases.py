@@ -1,0 +1,127 @@
+"""Memory that stays where it was: while validating (B46), while saving (B47), and before update 1 (B48)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.ranks import run_ranks
+from support.resident import kernel_bytes, risen
+from support.runs import make_run, updates_of
+from support.tiny import save_tiny
+
+MB = 10**6
+
+
+def write_samples(file: Path, lengths: list[int]) -> str:
+    """Write one sample a line; a letter is a token, and a few more make the sample's frame."""
+    with file.open("w") as out:
+        for number, length in enumerate(lengths):
+            out.write(json.dumps({"prompt": f"{number:02d}", "completion": "a" * length}) + "\n")
+    return str(file)
+
+
+def rise_while_validating(rank: int, world: int, file: Path, overrides: tuple[str, ...]) -> int:
+    """Train; returns by how much memory rose in the second validation: the first fetches what any needs."""
+    from unisono import train
+    from unisono.evaluation import Validation
+
+    rises, measure = [], Validation.measure
+
+    def measured(*args: Any, **kwargs: Any) -> bool:
+        rise, answer = risen(measure, *args, **kwargs)
+        rises.append(rise)
+        return bool(answer)
+
+    Validation.measure = measured  # type: ignore[method-assign]
+    train.start([str(file), *overrides])
+    return rises[1]
+
+
+def test_b46_memory_of_a_validation_does_not_grow_with_its_set(tmp_path: Path) -> None:
+    """Kept logits of 48 samples more, of 128 tokens and a vocabulary of 8,000, would be 197 MB."""
+    base = save_tiny(tmp_path / "base", vocabulary=8000)
+    write_samples(tmp_path / "few.jsonl", [110] * 16)
+    write_samples(tmp_path / "many.jsonl", [110] * 64)
+    file = make_run(tmp_path, base, length={"updates": 2}, batch={"micro_tokens": 512}, validate={"every": 1})
+    rises = {}
+    for name in ("few", "many"):
+        own = (f'data.validation=["{tmp_path}/{name}.jsonl"]', f"run.output_dir={tmp_path}/{name}")
+        rises[name] = run_ranks(rise_while_validating, 1, file, own)[0]
+    assert abs(rises["many"] - rises["few"]) < 20 * MB, rises
+
+
+def try_under_limit(rank: int, world: int, file: Path, overrides: tuple[str, ...], room: int) -> str:
+    """Train with ``room`` bytes of address space left when the fullest micro-batch is tried (as ulimit -v sets it)."""
+    import resource
+
+    from unisono import train
+    from unisono.errors import OutOfMemoryError
+    from unisono.memory import try_fullest
+
+    def limited(*args: Any, **kwargs: Any) -> None:
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (kernel_bytes("VmSize") + room, before[1]))
+        try_fullest(*args, **kwargs)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+    train.try_fullest = limited  # type: ignore[attr-defined]
+    try:
+        train.start([str(file), *overrides])
+    except OutOfMemoryError as error:
+        return str(error)
+    return "fits"
+
+
+def test_b48_a_limit_on_memory_is_met_before_update_1(tmp_path: Path) -> None:
+    """Fifty short samples fit and one of 1,024 tokens at the end does not: its length and its record are told."""
+    base = save_tiny(tmp_path / "base", vocabulary=8000, hidden_size=256, intermediate_size=512)
+    short, long = write_samples(tmp_path / "short.jsonl", [16] * 50), tmp_path / "long.jsonl"
+    write_samples(long, [16] * 50 + [1000])
+    file = make_run(tmp_path, base, batch={"micro_size": 1}, length={"updates": 1}, optim={"name": "sgd"})
+    told = {}
+    for name in (short, str(long)):
+        own = (f'data.train=["{name}"]', f"run.output_dir={tmp_path}/{Path(name).stem}")
+        told[name] = run_ranks(try_under_limit, 1, file, own, 40 * MB)[0]
+    assert told[short] == "fits", told[short]
+    assert "out of memory with batch.micro_size 1" in told[str(long)]
+    assert "the fullest micro-batch (1 samples, 1,0" in told[str(long)] and "is record 50" in told[str(long)]
+    assert not updates_of(tmp_path / "long")
+
+
+def rise_while_saving(rank: int, world: int, file: Path, mode: str) -> tuple[int, int, int]:
+    """Train sharded; returns the rise in the second save, the bytes of this rank's share, and of the largest tensor."""
+    from torch.distributed.tensor import DTensor
+
+    from unisono import saving, train
+
+    rises: list[tuple[int, int, int]] = []
+
+    def local(tensor: Any) -> int:
+        return int((tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes)
+
+    def measured(self: Any, tensors: dict[str, Any], manifest: Any) -> None:
+        def save_and_wait() -> None:
+            write(self, tensors, manifest)
+            self._background.wait()
+
+        rise, _ = risen(save_and_wait)
+        rises.append((rise, sum(map(local, tensors.values())), max(each.nbytes for each in tensors.values())))
+
+    write, saving.Saver._write = saving.Saver._write, measured  # type: ignore[method-assign]
+    train.start([str(file), f"checkpoint.mode={mode}", f"run.output_dir={file.parent}/{mode}"])
+    return rises[1]
+
+
+@pytest.mark.parametrize("mode", ["background", "wait"])
+def test_b47_a_save_takes_no_more_than_a_ranks_own_share(tmp_path: Path, mode: str) -> None:
+    """10 M parameters, 40 MB, and as much again in momentum; a rank's share is half of it."""
+    base = save_tiny(tmp_path / "base", hidden_size=320, intermediate_size=1280, num_hidden_layers=6)
+    optim = {"name": "sgd", "momentum": 0.9}
+    file = make_run(tmp_path, base, optim=optim, length={"updates": 2}, checkpoint={"every": 1}, strategy={"name": "fsdp2"})  # fmt: skip
+    for rise, share, largest in run_ranks(rise_while_saving, 2, file, mode):
+        assert 35 * MB < share < 50 * MB
+        assert rise <= (share if mode == "background" else 0) + largest + 2 * MB, (rise, share, largest)
