@@ -121,7 +121,8 @@ def test_b47_a_save_takes_no_more_than_a_ranks_own_share(tmp_path: Path, mode: s
     """10 M parameters, 40 MB, and as much again in momentum; a rank's share is half of it."""
     base = save_tiny(tmp_path / "base", hidden_size=320, intermediate_size=1280, num_hidden_layers=6)
     optim = {"name": "sgd", "momentum": 0.9}
-    file = make_run(tmp_path, base, optim=optim, length={"updates": 2}, checkpoint={"every": 1}, strategy={"name": "fsdp2"})  # fmt: skip
+    sections = {"length": {"updates": 2}, "checkpoint": {"every": 1}, "strategy": {"name": "fsdp2"}}
+    file = make_run(tmp_path, base, optim=optim, **sections)
     for rise, share, largest in run_ranks(rise_while_saving, 2, file, mode):
         assert 35 * MB < share < 50 * MB
         assert rise <= (share if mode == "background" else 0) + largest + 2 * MB, (rise, share, largest)

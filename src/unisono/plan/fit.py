@@ -79,6 +79,7 @@ def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
         has_half_weights=config.precision.weights == "bf16",
         lora_rank=None if model.lora is None else model.lora.rank,
         lora_targets="all-linear" if model.lora is None else model.lora.targets,
+        has_dropout=model.lora is not None and model.lora.dropout > 0,
         is_packed=model.quantize != "none",
         ranks=ranks,
         on_gpu=True,

@@ -32,6 +32,7 @@ class Load:
     has_half_weights: bool = False
     lora_rank: int | None = None
     lora_targets: str | list[str] = "all-linear"
+    has_dropout: bool = False  # on the adapters' inputs
     is_packed: bool = False  # frozen matrices in NF4
     checkpointing: bool = False
     num_moments: float = 2  # of the size of what is trained
@@ -224,7 +225,8 @@ def _kept_by_layer(load: Load, *, whole: bool = False) -> int:
 
     Norms: their input in fp32 and 1 / rms; and the normalized values where their weight is trained. Products: their
     input, which autocast copies for each of them (3 h, a, 2 h, f); with adapters, those of the adapted layers. MLP:
-    gate, up, its activation, and their product (4 f). Adapters: rank values each.
+    gate, up, its activation (3 f), and their product where the layer after it is trained or adapted (f). Adapters:
+    rank values each.
     """
     shape, c = load.architecture, load.computed_bytes
     stream = load.weight_bytes
@@ -233,14 +235,19 @@ def _kept_by_layer(load: Load, *, whole: bool = False) -> int:
     h, is_trained = shape.hidden, load.lora_rank is None
     norms = shape.norms * (FP32 * h + FP32 + (stream * h if is_trained else 0))
     heads = shape.qk_norm * (FP32 + (c if is_trained else 0)) * (shape.attention + shape.key_value)
-    mlp = 4 * c * shape.intermediate * shape.experts_per_token
+    keeps_product = is_trained or shape.experts > 1 or "down_proj" in shape.linear(load.lora_targets)
+    mlp = (3 + keeps_product) * c * shape.intermediate * shape.experts_per_token
     return norms + heads + mlp + _inputs(load) + _attention(load)
 
 
 def _inputs(load: Load) -> int:
-    """Inputs of products that are kept: of those whose weight is trained, here or in an adapter."""
+    """Inputs of products that are kept: of those whose weight is trained, here or in an adapter.
+
+    With dropout every adapter has an input of its own, and what was drawn for it: a bool on a GPU, fp32 on a CPU.
+    """
     shape, c = load.architecture, load.computed_bytes
-    copied = load.is_half and (not load.has_half_weights or load.lora_rank is not None)
+    has_dropout = load.has_dropout and load.lora_rank is not None
+    copied = has_dropout or (load.is_half and (not load.has_half_weights or load.lora_rank is not None))
     targets = load.lora_targets if load.lora_rank is not None else "all-linear"
     linear = shape.linear(targets)
     outputs = 0 if load.lora_rank is None else c * load.lora_rank * len(linear)
@@ -248,8 +255,10 @@ def _inputs(load: Load) -> int:
     reads_mlp = [name for name in linear if name.startswith(("gate", "up_"))]
     num_hidden = (len(reads_hidden) + len(reads_mlp)) if copied else bool(reads_hidden) + bool(reads_mlp)
     kept = c * shape.hidden * num_hidden
-    if "o_proj" in linear and not load.on_gpu:  # on a GPU it is attention's own output
+    if "o_proj" in linear and (has_dropout or not load.on_gpu):  # else it is attention's own output
         kept += c * shape.attention
+    if has_dropout:
+        kept += (1 if load.on_gpu else FP32) * sum(size for size, _ in linear.values())
     return kept + outputs
 
 
