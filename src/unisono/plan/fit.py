@@ -151,8 +151,9 @@ def as_lines(found: list[Choice], config: RunConfig, device: Device) -> Iterator
 def _needs(best: Choice, config: RunConfig, device: Device) -> Iterator[str]:
     load, seconds = best.load, best.seconds
     yield (
-        f"an update: {seconds.total:.2f} s, of it products {seconds.products:.2f}, exchange {seconds.exchange:.2f}, "
-        f"optimizer {seconds.optimizer:.2f}; {best.num_micro} micro-batches a rank, {seconds.tokens:,} tokens"
+        f"an update: {seconds.total:.2f} s, of it products {seconds.products:.2f}, element-wise "
+        f"{seconds.elementwise:.2f}, exchange {seconds.exchange:.2f}, optimizer {seconds.optimizer:.2f}; "
+        f"{best.num_micro} micro-batches a rank, {seconds.tokens:,} tokens"
     )
     if config.length.updates is not None:
         hours = seconds.total * config.length.updates / 3600
@@ -194,6 +195,7 @@ def as_object(found: list[Choice], device: Device) -> dict[str, object]:
                 "bytes": each.peak.parts,
                 "seconds_of_update": {
                     "products": each.seconds.products,
+                    "elementwise": each.seconds.elementwise,
                     "exchange": each.seconds.exchange,
                     "optimizer": each.seconds.optimizer,
                 },

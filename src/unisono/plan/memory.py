@@ -128,6 +128,11 @@ def base_bytes(load: Load) -> int:
     return int(matrices * (NF4_BYTES if load.is_packed else load.weight_bytes)) + rest + adapters
 
 
+def kept_bytes(load: Load) -> int:
+    """Return what backward needs of all blocks, whether it is kept or, with checkpointing, made again."""
+    return load.tokens * load.architecture.layers * _kept_by_layer(load, whole=True)
+
+
 def _always(load: Load) -> dict[str, int]:
     parts = load.ranks if load.is_sharded else 1
     shared = load.ranks if load.is_sharded or load.share_optimizer else 1
