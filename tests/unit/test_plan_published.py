@@ -63,3 +63,8 @@ def test_terms_of_other_programs_are_small_beside_what_is_ours(published: Module
         )
         theirs = published.theirs(row, load).total
         assert 0.5 < ours / theirs < 2, row["name"]
+
+
+def test_the_documentation_has_the_table_as_it_is_printed(published: ModuleType) -> None:
+    text = (FILE.parents[1] / "docs/plan.md").read_text()
+    assert "\n".join(published.table(list(published.rows()))) in text, "put the output of published.py there"

@@ -134,9 +134,6 @@ def _optim(config: RunConfig) -> Problems:
     optim = config.optim
     if optim.name == "adamw8bit":
         yield from _needs_bitsandbytes("optim.name", optim.name)
-        if config.strategy.name == "fsdp2":
-            message = "optim.name adamw8bit cannot take the parts of parameters that strategy.name fsdp2 makes"
-            yield "optim.name", message, "use strategy.name=ddp, with strategy.share_optimizer=true for less memory"
     if optim.lr_scaling == "none":
         if optim.lr_reference_batch is not None:
             message = f"optim.lr_reference_batch {optim.lr_reference_batch} has no effect: optim.lr_scaling is none"

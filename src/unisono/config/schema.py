@@ -130,8 +130,10 @@ class BatchSection(Section):
 class OptimSection(Section):
     """The optimizer and its rate, a pure function of the update."""
 
-    name: Literal["adamw", "adamw8bit", "sgd"] = Field(
-        default="adamw", description="optimizer; adamw8bit = moments in 8 bits (bitsandbytes): a quarter, and rounded"
+    name: Literal["adamw", "adamw8bit", "adamw_bf16", "sgd"] = Field(
+        default="adamw",
+        description="optimizer; adamw8bit = moments in 8 bits (bitsandbytes): a quarter, and rounded; "
+        "adamw_bf16 = moments in bf16, rounded at random so that their mean stays",
     )
     lr: PositiveFloat = Field(default=2e-5, description="peak learning rate")
     schedule: Literal["constant", "linear", "cosine"] = Field(default="cosine", description="shape after the warm-up")

@@ -69,8 +69,8 @@ def seconds_of_update(load: Load, device: Device, *, num_micro: int) -> Seconds:
     one = (micro_batch_flops(load) + again) / (peak * PRODUCTS)
     other = _touched_bytes(load) / (device.memory_gb_per_second * 1e9 * BANDWIDTH)
     backward = (one + other) * 2 / 3
-    shared = load.ranks if load.is_sharded or load.share_optimizer else 1
-    touched = load.trained_bytes * (2 * load.num_moments + 3) / shared  # read and write, and the gradient once
+    shared = load.ranks if load.share_optimizer else load.parts
+    touched = (2 * load.moments_bytes + 3 * load.trained_bytes) / shared  # read and write, and the gradient once
     exchange = _exchange_seconds(load, device, num_micro)
     return Seconds(
         products=one * num_micro,
