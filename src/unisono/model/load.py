@@ -113,6 +113,14 @@ def _checkpoint_activations(model: Any) -> None:
 
 def add_adapters(model: Any, section: LoraSection, seed: int) -> torch.nn.Module:
     """Put LoRA adapters in, in fp32; a target that matches nothing is an error."""
+    with torch.random.fork_rng():
+        adapted = adapt(model, section)
+        _start_adapters(adapted, seed)
+    return adapted
+
+
+def adapt(model: Any, section: LoraSection, *, hollow: bool = False) -> torch.nn.Module:
+    """Put LoRA adapters in, in fp32, with any values; ``hollow``: without memory."""
     from peft import LoraConfig, get_peft_model
 
     if section.targets != "all-linear":
@@ -124,14 +132,13 @@ def add_adapters(model: Any, section: LoraSection, seed: int) -> torch.nn.Module
         target_modules=section.targets,
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         # peft asks transformers under a name that is going away; nothing for the person to do
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
-        adapted: torch.nn.Module = get_peft_model(model, settings)
-        for parameter in adapted.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.float()
-        _start_adapters(adapted, seed)
+        adapted: torch.nn.Module = get_peft_model(model, settings, low_cpu_mem_usage=hollow)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
     return adapted
 
 

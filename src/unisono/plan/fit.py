@@ -69,14 +69,19 @@ def choices(config: RunConfig, shape: Architecture, device: Device, ranks: int) 
     )
 
 
+def computes_in_half(config: RunConfig, device: Device) -> bool:
+    """Tell whether products are of bf16 or fp16."""
+    compute = config.precision.compute
+    return compute in ("bf16", "fp16") or (compute == "auto" and device.has_bf16)
+
+
 def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, length: int) -> Iterator[Load]:
     model, optim, batch = config.model, config.optim, config.batch
-    compute = config.precision.compute
     base = Load(
         shape,
         (length,),
         length,
-        is_half=compute in ("bf16", "fp16") or (compute == "auto" and device.has_bf16),
+        is_half=computes_in_half(config, device),
         has_half_weights=config.precision.weights == "bf16",
         lora_rank=None if model.lora is None else model.lora.rank,
         lora_targets="all-linear" if model.lora is None else model.lora.targets,

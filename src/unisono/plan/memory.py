@@ -244,6 +244,8 @@ def _kept_by_layer(load: Load, *, whole: bool = False) -> int:
     stream = load.weight_bytes
     if load.checkpointing and not whole:
         return stream * shape.hidden
+    if shape.kept is not None:
+        return int(shape.kept.by_token)
     h, is_trained = shape.hidden, load.lora_rank is None
     norms = shape.norms * (FP32 * h + FP32 + (stream * h if is_trained else 0))
     heads = shape.qk_norm * (FP32 + (c if is_trained else 0)) * (shape.attention + shape.key_value)
@@ -285,7 +287,13 @@ def _attention(load: Load) -> int:
 
 
 def _attention_matrices(load: Load) -> int:
-    """Probabilities of short documents in half precision on a CPU: heads x length^2, in every layer."""
+    """Probabilities of short documents in half precision on a CPU: heads x length^2, in every layer.
+
+    A model that was traced may keep some anywhere, with an attention of its own.
+    """
+    if load.architecture.kept is not None:
+        squares = sum(length**2 for length in load.documents)
+        return int(load.architecture.layers * load.architecture.kept.by_pair * squares)
     if load.on_gpu or not load.is_half:
         return 0
     squares = sum(length**2 for length in load.documents if length <= SHORT)
