@@ -135,6 +135,8 @@ def adapt(model: Any, section: LoraSection, *, hollow: bool = False) -> torch.nn
     with warnings.catch_warnings():
         # peft asks transformers under a name that is going away; nothing for the person to do
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
+        # and makes patterns for experts itself, which all-linear leaves alone
+        warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
         adapted: torch.nn.Module = get_peft_model(model, settings, low_cpu_mem_usage=hollow)
     for parameter in adapted.parameters():
         if parameter.requires_grad:

@@ -144,15 +144,14 @@ def _kept_in_blocks(causal_lm: Any, blocks: torch.nn.ModuleList, tokens: int, co
 class _Flash(torch.autograd.Function):
     """Attention in shapes alone, that keeps what FlashAttention keeps: its inputs, its output, a log-sum for each row.
 
-    ``query``, ``key``, ``value``: ``[rows, heads, tokens, head]``; returns ``[rows, tokens, heads, head]``.
+    ``query``, ``key``, ``value``: ``[rows, tokens, heads, head]``; returns the same.
     """
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Make room for the output."""
-        rows, heads, tokens, _ = query.shape
-        output = query.new_empty(rows, tokens, heads, value.shape[-1])
-        ctx.save_for_backward(query, key, value, output, query.new_empty(rows, heads, tokens, dtype=torch.float32))
+        output = query.new_empty(*query.shape[:-1], value.shape[-1])
+        ctx.save_for_backward(query, key, value, output, query.new_empty(query.shape[:-1], dtype=torch.float32))
         return output
 
 
@@ -172,7 +171,9 @@ def _register_attention() -> None:
     def attend(_: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *__: Any, **___: Any) -> Any:
         is_half = torch.is_autocast_enabled("cpu")
         dtype = torch.get_autocast_dtype("cpu") if is_half else query.dtype
-        return _Flash.apply(*(each.to(dtype) for each in (query, key, value))), None  # type: ignore[no-untyped-call]
+        # the kernels take whole rows: what is a part of a larger product is copied
+        rows = (each.to(dtype).transpose(1, 2).contiguous() for each in (query, key, value))
+        return _Flash.apply(*rows), None  # type: ignore[no-untyped-call]
 
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, lambda *_, **__: None)

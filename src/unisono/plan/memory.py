@@ -237,8 +237,8 @@ def _kept_by_layer(load: Load, *, whole: bool = False) -> int:
 
     Norms: their input in fp32 and 1 / rms; and the normalized values where their weight is trained. Products: their
     input, which autocast copies for each of them (3 h, a, 2 h, f); with adapters, those of the adapted layers. MLP:
-    gate, up, its activation (3 f), and their product where the layer after it is trained or adapted (f). Adapters:
-    rank values each.
+    gate, up, its activation (3 f), and their product where the layer after it is trained or adapted (f). Experts: what
+    each is given and gives for a token, and what the router is given (h each). Adapters: rank values each.
     """
     shape, c = load.architecture, load.computed_bytes
     stream = load.weight_bytes
@@ -247,10 +247,14 @@ def _kept_by_layer(load: Load, *, whole: bool = False) -> int:
     if shape.kept is not None:
         return int(shape.kept.by_token)
     h, is_trained = shape.hidden, load.lora_rank is None
-    norms = shape.norms * (FP32 * h + FP32 + (stream * h if is_trained else 0))
-    heads = shape.qk_norm * (FP32 + (c if is_trained else 0)) * (shape.attention + shape.key_value)
+    is_gemma = shape.family.startswith("gemma")  # its norms multiply in fp32
+    norms = shape.norms * (FP32 * h + FP32 + ((FP32 if is_gemma else stream) * h if is_trained else 0))
+    normalized = (FP32 if is_gemma else c) if is_trained else 0
+    heads = shape.qk_norm * (FP32 + normalized) * (shape.attention + shape.key_value)
     keeps_product = is_trained or shape.experts > 1 or "down_proj" in shape.linear(load.lora_targets)
     mlp = (3 + keeps_product) * c * shape.intermediate * shape.experts_per_token
+    if shape.experts > 1:
+        mlp += c * h * (2 * shape.experts_per_token + 1)
     return norms + heads + mlp + _inputs(load) + _attention(load)
 
 
@@ -269,7 +273,8 @@ def _inputs(load: Load) -> int:
     reads_mlp = [name for name in linear if name.startswith(("gate", "up_"))]
     num_hidden = (len(reads_hidden) + len(reads_mlp)) if copied else bool(reads_hidden) + bool(reads_mlp)
     kept = c * shape.hidden * num_hidden
-    if "o_proj" in linear and (has_dropout or not load.on_gpu):  # else it is attention's own output
+    # else it is attention's own output; adapters take it in fp32, from which autocast makes a copy
+    if "o_proj" in linear and (has_dropout or not load.on_gpu or (load.is_half and load.lora_rank is not None)):
         kept += c * shape.attention
     if has_dropout:
         kept += (1 if load.on_gpu else FP32) * sum(size for size, _ in linear.values())
