@@ -116,13 +116,46 @@ def rise_while_saving(rank: int, world: int, file: Path, mode: str) -> tuple[int
     return rises[1]
 
 
+BIG = {"vocabulary": 8000, "hidden_size": 320, "intermediate_size": 1280, "num_hidden_layers": 4}
+BIG_BYTES, LARGEST_BYTES = 45_067_520, 4 * 8000 * 320
+
+
 @pytest.mark.parametrize("mode", ["background", "wait"])
 def test_b47_a_save_takes_no_more_than_a_ranks_own_share(tmp_path: Path, mode: str) -> None:
-    """10 M parameters, 40 MB, and as much again in momentum; a rank's share is half of it."""
-    base = save_tiny(tmp_path / "base", hidden_size=320, intermediate_size=1280, num_hidden_layers=6)
-    optim = {"name": "sgd", "momentum": 0.9}
+    """11.3 M parameters, 45 MB, and as much again in momentum; a rank's share is half of it."""
     sections = {"length": {"updates": 2}, "checkpoint": {"every": 1}, "strategy": {"name": "fsdp2"}}
-    file = make_run(tmp_path, base, optim=optim, **sections)
+    optim = {"name": "sgd", "momentum": 0.9}
+    file = make_run(tmp_path, save_tiny(tmp_path / "base", **BIG), optim=optim, **sections)
     for rise, share, largest in run_ranks(rise_while_saving, 2, file, mode):
-        assert 35 * MB < share < 50 * MB
+        assert share == pytest.approx(BIG_BYTES, rel=0.01) and largest == LARGEST_BYTES
         assert rise <= (share if mode == "background" else 0) + largest + 2 * MB, (rise, share, largest)
+
+
+def rise_while_handing_over(rank: int, world: int, file: Path) -> int:
+    """Train sharded; returns the rise while the model is handed over for the second time."""
+    from unisono import train
+
+    hand_over = train.hand_over  # type: ignore[attr-defined]
+    rises = []
+
+    def measured(model: Any, source: Path, folder: Path, **settings: Any) -> None:
+        hand_over(model, source, folder.with_name("first"), **settings)
+        rises.append(risen(hand_over, model, source, folder, **settings)[0])
+
+    train.hand_over = measured  # type: ignore[attr-defined]
+    train.start([str(file)])
+    return rises[0]
+
+
+def test_b47_the_model_is_handed_over_tensor_by_tensor(tmp_path: Path) -> None:
+    """Of 45 MB, 10 MB in one tensor: rank 1 has one tensor at a time, rank 0 two and what it writes."""
+    from transformers import AutoModelForCausalLM
+
+    base = save_tiny(tmp_path / "base", **BIG)
+    optim = {"name": "sgd", "momentum": 0, "lr": 1e-9}
+    file = make_run(tmp_path, base, optim=optim, length={"updates": 1}, strategy={"name": "fsdp2"})
+    first, second = run_ranks(rise_while_handing_over, 2, file)
+    assert second <= LARGEST_BYTES + 2 * MB and first <= 2 * LARGEST_BYTES + 4 * MB, (first, second)
+    ours, theirs = (AutoModelForCausalLM.from_pretrained(folder) for folder in (tmp_path / "run/model", base))
+    for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert float((mine - other).detach().abs().max()) < 1e-6, name
