@@ -37,7 +37,16 @@ def trace_small(folder: Path, lora: LoraSection | None = None, **formats: str) -
     return trace(folder, section, **({"weights": "float32", "compute": "bfloat16"} | formats))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        "qwen3",
+        "gemma2",
+        "phi3",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("qwen2", "gemma3_text")),
+    ],
+)
 def test_a_trace_agrees_with_the_formulas(tmp_path: Path, family: str) -> None:
     """Parameters to the last one; what is kept, and the whole peak, within 3 %."""
     shape = architecture_of(write_config(tmp_path, family), where="here")
