@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,12 @@ def kernel_bytes(name: str) -> int:
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     raise AssertionError(f"no {name} in /proc/self/status")
+
+
+def give_back_what_is_freed() -> None:
+    """Let the allocator map blocks of 1 MB and more by themselves, so that it cannot use memory of before unseen."""
+    m_mmap_threshold = -3
+    assert ctypes.CDLL(None).mallopt(m_mmap_threshold, 2**20)
 
 
 def risen(action: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[int, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.ranks import run_ranks
-from support.resident import kernel_bytes, risen
+from support.resident import give_back_what_is_freed, kernel_bytes, risen
 from support.runs import make_run, updates_of
 from support.tiny import save_tiny
 
@@ -110,6 +110,7 @@ def rise_while_saving(rank: int, world: int, file: Path, mode: str) -> tuple[int
 
     from unisono import saving, train
 
+    give_back_what_is_freed()
     rises: list[tuple[int, int, int]] = []
 
     def local(tensor: Any) -> int:
@@ -147,6 +148,7 @@ def rise_while_handing_over(rank: int, world: int, file: Path) -> int:
     """Train sharded; returns the rise while the model is handed over for the second time."""
     from unisono import train
 
+    give_back_what_is_freed()
     hand_over = train.hand_over  # type: ignore[attr-defined]
     rises = []
 
