@@ -105,7 +105,7 @@ def test_b48_a_limit_on_memory_is_met_before_update_1(tmp_path: Path) -> None:
 
 
 def rise_while_saving(rank: int, world: int, file: Path, mode: str) -> tuple[int, int, int]:
-    """Train sharded; returns the rise in the second save, the bytes of this rank's share, and of the largest tensor."""
+    """Train sharded; returns the highest rise in a save, the bytes of this rank's share, and of the largest tensor."""
     from torch.distributed.tensor import DTensor
 
     from unisono import saving, train
@@ -126,7 +126,7 @@ def rise_while_saving(rank: int, world: int, file: Path, mode: str) -> tuple[int
 
     write, saving.Saver._write = saving.Saver._write, measured  # type: ignore[method-assign]
     train.start([str(file), f"checkpoint.mode={mode}", f"run.output_dir={file.parent}/{mode}"])
-    return rises[1]
+    return max(rises)
 
 
 BIG = {"vocabulary": 8000, "hidden_size": 320, "intermediate_size": 1280, "num_hidden_layers": 4}
@@ -162,14 +162,17 @@ def rise_while_handing_over(rank: int, world: int, file: Path) -> int:
 
 
 def test_b47_the_model_is_handed_over_tensor_by_tensor(tmp_path: Path) -> None:
-    """Of 45 MB, 10 MB in one tensor: rank 1 has one tensor at a time, rank 0 two and what it writes."""
+    """Of 45 MB, 10 MB in one tensor: rank 1 has one tensor at a time, rank 0 two; gloo's own buffer is another.
+
+    With all of them at once rank 0 had 40 MB.
+    """
     from transformers import AutoModelForCausalLM
 
     base = save_tiny(tmp_path / "base", **BIG)
     optim = {"name": "sgd", "momentum": 0, "lr": 1e-9}
     file = make_run(tmp_path, base, optim=optim, length={"updates": 1}, strategy={"name": "fsdp2"})
     first, second = run_ranks(rise_while_handing_over, 2, file)
-    assert second <= LARGEST_BYTES + 5 * MB and first <= 2 * LARGEST_BYTES + 6 * MB, (first, second)
+    assert second <= 2 * LARGEST_BYTES + 4 * MB and first <= 3 * LARGEST_BYTES + 4 * MB, (first, second)
     ours, theirs = (AutoModelForCausalLM.from_pretrained(folder) for folder in (tmp_path / "run/model", base))
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert float((mine - other).detach().abs().max()) < 1e-6, name

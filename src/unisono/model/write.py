@@ -39,7 +39,8 @@ def gathered(tensors: dict[str, torch.Tensor], *, keeps: bool) -> Pieces:
     for name, tensor in tensors.items():
         data = tensor.detach()
         whole = data.full_tensor() if isinstance(data, DTensor) else data
-        yield name, whole.cpu() if keeps else whole
+        yield name, whole.cpu() if keeps else torch.empty(0)
+        del data, whole  # before the next one is gathered
 
 
 def write_weights(folder: Path, tensors: dict[str, torch.Tensor], pieces: Pieces) -> None:
