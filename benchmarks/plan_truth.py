@@ -48,6 +48,8 @@ class Setting:
     compute: str = "fp32"
     weights: str = "fp32"
     lora: int | None = None
+    lora_targets: str | list[str] = "all-linear"
+    dropout: float = 0.0  # of the adapters
     quantize: str = "none"
     checkpointing: bool = False
     strategy: str = "single"
@@ -181,7 +183,9 @@ def measure(setting: Setting, folder: Path) -> int:
     world = dist.find_world()
     section = ModelSection(
         path=str(folder),
-        lora=None if setting.lora is None else LoraSection(rank=setting.lora),
+        lora=None
+        if setting.lora is None
+        else LoraSection(rank=setting.lora, targets=setting.lora_targets, dropout=setting.dropout),
         activation_checkpointing="full" if setting.checkpointing else "none",
         quantize=setting.quantize,
     )
@@ -254,6 +258,8 @@ def predicted(setting: Setting) -> Moment:
         is_half=setting.compute == "bf16",
         has_half_weights=setting.weights == "bf16",
         lora_rank=setting.lora,
+        lora_targets=setting.lora_targets,
+        has_dropout=setting.dropout > 0,
         is_packed=setting.quantize != "none",
         checkpointing=setting.checkpointing,
         strategy=setting.strategy,
@@ -283,7 +289,7 @@ def settings() -> list[Setting]:
                 Setting(f"full {compute}, {name}", documents, compute),
                 Setting(f"lora {compute}, {name}", documents, compute, lora=8),
             ]
-    short, one = rows["short"], rows["one"]
+    short, one, q_and_v = rows["short"], rows["one"], ["q_proj", "v_proj"]
     for label, shape in (("wide", wide), ("deep", deep), ("tied", tied)):
         found += [
             Setting(f"full bf16, {label}", short, "bf16", shape=shape),
@@ -319,6 +325,15 @@ def settings() -> list[Setting]:
         Setting("full fp32, checkpointing", one, checkpointing=True),
         Setting("lora bf16, checkpointing", short, "bf16", lora=8, checkpointing=True),
         Setting("lora over bf16 weights", short, "bf16", "bf16", lora=8),
+        Setting("lora bf16 on q and v", short, "bf16", lora=8, lora_targets=q_and_v),
+        Setting("lora fp32 on q and v", one, lora=8, lora_targets=q_and_v),
+        Setting("lora on q and v over bf16", short, "bf16", "bf16", lora=8, lora_targets=q_and_v),
+        Setting("lora on o and down", short, "bf16", lora=8, lora_targets=["o_proj", "down_proj"]),
+        Setting("lora bf16, dropout", short, "bf16", lora=8, dropout=0.1),
+        Setting("lora fp32, dropout", one, lora=8, dropout=0.1),
+        Setting("lora over nf4 and bf16, dropout", short, "bf16", "bf16", lora=8, quantize="nf4", dropout=0.1),
+        Setting("lora bf16, dropout, checkpointing", short, "bf16", lora=8, dropout=0.1, checkpointing=True),
+        Setting("lora on q and v, dropout", short, "bf16", lora=8, lora_targets=q_and_v, dropout=0.1),
         Setting("lora over nf4 weights", short, "bf16", lora=8, quantize="nf4"),
         Setting("lora over nf4 and bf16", short, "bf16", "bf16", lora=8, quantize="nf4"),
         Setting("full in bf16 weights", short, "bf16", "bf16"),

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from unisono.build import Inputs
     from unisono.config.load import Loaded
     from unisono.config.schema import RunConfig
+    from unisono.plan.architecture import Architecture
+    from unisono.plan.hardware import Device
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -107,12 +109,11 @@ def plan(
 ) -> None:
     """Does it fit, how, and how fast? By formula from config.json and the run file: no weights, no GPU needed."""
     from unisono.config.load import load
-    from unisono.plan.architecture import read_architecture
     from unisono.plan.fit import as_lines, as_object, choices
     from unisono.plan.hardware import find_device
 
     settings, chosen = load(run_file, overrides or []).config, find_device(device)
-    found = choices(settings, read_architecture(_model_folder(settings.model.path)), chosen, gpus)
+    found = choices(settings, _architecture(settings, chosen), chosen, gpus)
     if as_json:
         typer.echo(json.dumps(as_object(found, chosen), indent=1))
     else:
@@ -296,6 +297,30 @@ def _progress(as_json: bool) -> Callable[[str], None]:
 
 def _print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _architecture(settings: RunConfig, device: Device) -> Architecture:
+    """Read the model's shape; one without formulas is run without memory, which needs transformers and some seconds."""
+    from unisono.errors import ModelError
+    from unisono.plan.architecture import read_architecture, traced, unknown
+    from unisono.plan.fit import computes_in_half
+
+    folder = _model_folder(settings.model.path)
+    name = unknown(folder)
+    if name is None:
+        return read_architecture(folder)
+    if settings.model.quantize != "none":
+        raise ModelError(
+            f"{name} is planned in full and with adapters only: there are no formulas for it",
+            where="model.quantize",
+            hint="plan with model.quantize=none; train tries the fullest micro-batch before update 1",
+        )
+    typer.echo(f"no formulas for {name}: traced with transformers, which takes some seconds", err=True)
+    from unisono.model.trace import trace
+
+    weights = "bfloat16" if settings.precision.weights == "bf16" else "float32"
+    compute = "bfloat16" if computes_in_half(settings, device) else "float32"
+    return traced(vars(trace(folder, settings.model, weights=weights, compute=compute)), name=name)
 
 
 def _model_folder(path: str) -> Path:

@@ -20,7 +20,7 @@ from unisono.evaluation import Validation
 from unisono.journal import Journal
 from unisono.memory import memory_named, try_fullest
 from unisono.model.load import base_name
-from unisono.model.save import full_state, save_model
+from unisono.model.save import hand_over
 from unisono.optim import rate
 from unisono.outcome import UpdateResult, Word, leave_out
 from unisono.precision import choose
@@ -194,15 +194,14 @@ def restore_run(run: Run, folder: Path) -> TrainState:
 def finish(run: Run, files: RunFolder, pulse: Pulse) -> None:
     """Collective. Hand over the final model."""
     pulse.at("export")
-    state = full_state(run.saved, keeps=run.world.is_first)
+    hand_over(
+        run.saved,
+        run.inputs.folder,
+        files.model,
+        base=base_name(run.config.model.path, run.inputs.folder),
+        writes=run.world.is_first,
+    )
     if run.world.is_first:
-        save_model(
-            run.saved,
-            run.inputs.folder,
-            files.model,
-            base=base_name(run.config.model.path, run.inputs.folder),
-            state=state,
-        )
         print(f"the model is in {files.model}", flush=True)
     dist.wait_for_all()
 

@@ -126,8 +126,10 @@ def test_b15_adapters_are_one(tiny: Path) -> None:
     begin, end = run_ranks(train_updates, 1, tiny, replace(settings, updates=0), settings)[0]
     assert any(np.abs(value).max() > 0 for name, value in begin.parameters.items() if "lora_A" in name)
     sharded = replace(settings, strategy="fsdp2")
-    for traces in run_ranks(train_with_own_seed, 2, tiny, replace(sharded, updates=0), sharded):
+    everyone = run_ranks(train_with_own_seed, 2, tiny, replace(sharded, updates=0), sharded)
+    for traces, others in zip(everyone, reversed(everyone)):
         assert_same_step(traces[0], begin, tolerance=0.0)
+        assert_same_step(traces[1], others[1], tolerance=0.0)
         assert_same_step(traces[1], end)
         assert_same_trace(traces[1], end)
 

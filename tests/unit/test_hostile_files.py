@@ -19,7 +19,7 @@ from unisono.loss import TrainingModel
 from unisono.metrics.record import cut_after
 from unisono.model.facts import read_facts, sample_tokens
 from unisono.model.load import load_model
-from unisono.model.save import full_state, save_model
+from unisono.model.save import hand_over
 from unisono.precision import choose as choose_precision
 from unisono.strategy import choose as choose_strategy
 
@@ -104,7 +104,7 @@ def test_a_model_that_cannot_be_written(tiny: Path, tmp_path: Path) -> None:
     causal_lm = load_model(ModelSection(path=str(tiny)), tiny, weights=torch.float32, seed=0)
     (tmp_path / "run").write_text("a file")
     with pytest.raises(OutputError, match=r"the model cannot be written: [\s\S]*hint: make room"):
-        save_model(causal_lm, tiny, tmp_path / "run/model", base="", state=full_state(causal_lm, keeps=True))
+        hand_over(causal_lm, tiny, tmp_path / "run/model", base="", writes=True)
 
 
 def test_a_full_disk_is_told_in_plain_words(tmp_path: Path) -> None:

@@ -187,10 +187,25 @@ def test_mistakes_are_told_with_exit_code_2(tmp_path: Path, arguments: list[str]
     assert "Traceback" not in answer.stderr
 
 
-def test_devices_have_sources() -> None:
-    assert len(DEVICES) >= 14
-    for device in DEVICES.values():
-        assert device.source and device.half_tflops > device.fp32_tflops and device.memory_gib > 10
+# what is sold, in GB as the vendor counts them (GDDR and HBM: powers of two, but for H200 and B200)
+SOLD_GIB = {
+    "rtx-3090": 24, "rtx-4090": 24, "rtx-5090": 32, "a10g": 24, "l4": 24, "l40s": 48, "v100-16": 16, "v100-32": 32,
+    "a100-40": 40, "a100-80": 80, "h100": 80, "h200": 141, "b200": 180, "mi300x": 192,
+}  # fmt: skip
+
+
+def test_devices_have_sources_and_less_memory_than_is_sold() -> None:
+    """A slip of a figure (memory of another size, sparse for dense, both directions of a link for one) is told."""
+    assert DEVICES.keys() == SOLD_GIB.keys()
+    for name, device in DEVICES.items():
+        assert len(device.source) > 20, name
+        assert 0.9 * SOLD_GIB[name] < device.memory_gib < SOLD_GIB[name], name
+        assert device.fp32_tflops < device.half_tflops < 35 * device.fp32_tflops, name
+        # a wafer's memory feeds its multipliers: 60 to 500 half-precision operations a byte in all of them
+        assert 60 < 1000 * device.half_tflops / device.memory_gb_per_second < 500, name
+        assert device.link_gb_per_second < device.memory_gb_per_second / 5, name
+    figures = [(d.memory_gib, d.half_tflops, d.memory_gb_per_second) for d in DEVICES.values()]
+    assert len(set(figures)) == len(figures)
 
 
 def test_the_kept_measurements_are_met() -> None:

@@ -109,6 +109,14 @@ def load_model(
 
 def add_adapters(model: Any, section: LoraSection, seed: int) -> torch.nn.Module:
     """Put LoRA adapters in, in fp32; a target that matches nothing is an error."""
+    with torch.random.fork_rng():
+        adapted = adapt(model, section)
+        _start_adapters(adapted, seed)
+    return adapted
+
+
+def adapt(model: Any, section: LoraSection, *, hollow: bool = False) -> torch.nn.Module:
+    """Put LoRA adapters in, in fp32, with any values; ``hollow``: without memory."""
     from peft import LoraConfig, get_peft_model
 
     if section.targets != "all-linear":
@@ -120,14 +128,15 @@ def add_adapters(model: Any, section: LoraSection, seed: int) -> torch.nn.Module
         target_modules=section.targets,
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         # peft asks transformers under a name that is going away; nothing for the person to do
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
-        adapted: torch.nn.Module = get_peft_model(model, settings)
-        for parameter in adapted.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.float()
-        _start_adapters(adapted, seed)
+        # and makes patterns for experts itself, which all-linear leaves alone
+        warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
+        adapted: torch.nn.Module = get_peft_model(model, settings, low_cpu_mem_usage=hollow)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
     return adapted
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from unisono.durable import swap, sync_folder
 from unisono.errors import OutputError
+from unisono.model.write import gathered, named_once, write_weights
 
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -22,17 +24,42 @@ TOKENIZER_FILES = (
 )
 
 
+def hand_over(model: Any, source: Path, folder: Path, *, base: str, writes: bool) -> None:
+    """Collective. Write ``model`` (transformers or peft) with ``source``'s tokenizer into ``folder``, by one rename.
+
+    One rank ``writes``. The weights are those that were trained, gathered one tensor at a time. An adapter names
+    ``base``, the model it belongs to.
+    """
+    tensors = None if isinstance(model, _peft_model()) else named_once(model, source)
+    if tensors is None:
+        state = full_state(model, keeps=writes)
+        if writes:
+            _publish(model, source, folder, base, lambda private: model.save_pretrained(private, state_dict=state))
+        return
+    pieces = gathered(tensors, keeps=writes)
+
+    def write(private: Path) -> None:
+        model.save_pretrained(private, state_dict={})  # configurations
+        write_weights(private, tensors, pieces)
+
+    try:
+        if writes:
+            _publish(model, source, folder, base, write)
+    finally:
+        for _ in pieces:  # also where writing failed: the others gather
+            pass
+
+
 def full_state(model: Any, *, keeps: bool) -> dict[str, torch.Tensor]:
     """Collective. Return the whole tensors of ``model`` on the CPU of the ranks that ``keeps`` them, else nothing.
 
     Shards are gathered one tensor at a time. Of a peft model only what is trained is needed, the adapters.
     """
-    from peft import PeftModel
-
     whole: dict[torch.Tensor, torch.Tensor] = {}  # tied parameters have several names and one tensor
     state = {}
+    is_adapted = isinstance(model, _peft_model())
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if isinstance(model, PeftModel) and not tensor.requires_grad:
+        if is_adapted and not tensor.requires_grad:
             continue
         if tensor not in whole:
             data = tensor.detach()
@@ -42,11 +69,8 @@ def full_state(model: Any, *, keeps: bool) -> dict[str, torch.Tensor]:
     return state if keeps else {}
 
 
-def save_model(model: Any, source: Path, folder: Path, *, base: str, state: dict[str, torch.Tensor]) -> None:
-    """Write ``model`` (transformers or peft) with the tokenizer of ``source`` into ``folder``, by one rename.
-
-    The weights are those of ``state``, as they were trained. An adapter names ``base``, the model it belongs to.
-    """
+def _publish(model: Any, source: Path, folder: Path, base: str, write: Callable[[Path], None]) -> None:
+    """Let ``write`` fill a private folder, add the tokenizer, publish it; OutputError if the disk does not let it."""
     from safetensors import SafetensorError
 
     private = folder.with_name(f".{folder.name}.tmp")
@@ -54,7 +78,7 @@ def save_model(model: Any, source: Path, folder: Path, *, base: str, state: dict
     _name_base(model, base)
     try:
         private.mkdir(parents=True)
-        model.save_pretrained(private, state_dict=state)
+        write(private)
         for pattern in (*TOKENIZER_FILES, "generation_config.json"):
             for file in source.glob(pattern):
                 shutil.copyfile(file, private / file.name)
@@ -69,9 +93,13 @@ def save_model(model: Any, source: Path, folder: Path, *, base: str, state: dict
         ) from error
 
 
-def _name_base(model: Any, base: str) -> None:
+def _peft_model() -> type[Any]:
     from peft import PeftModel
 
-    if isinstance(model, PeftModel):
+    return PeftModel
+
+
+def _name_base(model: Any, base: str) -> None:
+    if isinstance(model, _peft_model()):
         for settings in model.peft_config.values():
             settings.base_model_name_or_path = base

@@ -60,7 +60,7 @@ def is_hollow(model: torch.nn.Module) -> bool:
 
 def can_stream(model: torch.nn.Module, folder: Path) -> bool:
     """Tell whether every hollow parameter is found in the files under its name, with its shape."""
-    files = _files_by_name(folder)
+    files = files_by_name(folder)
     for parameter, names in _names(model).items():
         stored = [name for name in names if name in files]
         if not stored:
@@ -80,7 +80,7 @@ def fill(model: torch.nn.Module, folder: Path, device: torch.device) -> None:
     """
     if not is_hollow(model):
         return
-    files = _files_by_name(folder)
+    files = files_by_name(folder)
     filled: dict[torch.Tensor, torch.nn.Parameter] = {}
     for parameter, names in _names(model).items():
         values = _stored(parameter, names, files, device)
@@ -96,7 +96,7 @@ def fill(model: torch.nn.Module, folder: Path, device: torch.device) -> None:
 
 def reader(model: torch.nn.Module, folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return what gives a parameter's values: those it has, or for a hollow one those in the files."""
-    names, files = _names(model), _files_by_name(folder)
+    names, files = _names(model), files_by_name(folder)
 
     def read(parameter: torch.Tensor) -> torch.Tensor:
         if not parameter.is_meta:
@@ -123,7 +123,7 @@ def _names(model: torch.nn.Module) -> dict[torch.Tensor, list[str]]:
     return names
 
 
-def _files_by_name(folder: Path) -> dict[str, Path]:
+def files_by_name(folder: Path) -> dict[str, Path]:
     """Return the safetensors file of each stored tensor; empty when there is none."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():

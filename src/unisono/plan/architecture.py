@@ -1,7 +1,7 @@
 """The shape of a decoder, read from its config.json, and its parameters by formula.
 
-Known families are listed in ``FAMILIES``; another one is refused, since a formula that merely looks plausible would
-plan nonsense. ``tests/unit/test_plan_architecture.py`` compares the counts with transformers' own models.
+Known families are listed in ``FAMILIES``; another one has no formula, since one that merely looks plausible would plan
+nonsense: it is ``Traced``. ``tests/unit/test_plan_architecture.py`` compares the counts with transformers' own models.
 """
 
 from __future__ import annotations
@@ -42,6 +42,14 @@ _MIXTURES = ("mixtral", "qwen3_moe")
 
 
 @dataclass(frozen=True)
+class Kept:
+    """Bytes that a block keeps for backward, as they were traced: by token, and by pair of tokens of a document."""
+
+    by_token: float
+    by_pair: float
+
+
+@dataclass(frozen=True)
 class Architecture:
     """Sizes of a decoder; ``experts`` is 1 for a dense one."""
 
@@ -61,6 +69,7 @@ class Architecture:
     norms: int
     experts: int = 1
     experts_per_token: int = 1
+    kept: Kept | None = None  # by formula, where it is None
 
     @property
     def attention(self) -> int:
@@ -130,6 +139,76 @@ class Architecture:
             if self.experts == 1:  # peft leaves experts alone: they are no linear layers in transformers 5
                 known |= {"gate_proj": (h, f), "up_proj": (h, f), "down_proj": (f, h)}
         return {n: size for n, size in known.items() if targets == "all-linear" or n in targets}
+
+
+@dataclass(frozen=True)
+class Traced(Architecture):
+    """An architecture without formulas, as ``model.trace`` counted it for the settings of one run file.
+
+    Products are taken to be those of all its matrices: of a mixture that is more than a token goes through.
+    """
+
+    counted: int = 0
+    counted_block: int = 0
+    counted_matrices: int = 0
+    counted_adapters: int = 0
+
+    @property
+    def attention_weights(self) -> int:
+        """All matrices of a block: which of them are attention's is not known."""
+        return self.counted_matrices
+
+    @property
+    def mlp_weights(self) -> int:
+        """None: see ``attention_weights``."""
+        return 0
+
+    @property
+    def block(self) -> int:
+        """Parameters of a block, in the mean."""
+        return self.counted_block
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.counted
+
+    def adapters(self, rank: int, targets: str | list[str]) -> int:
+        """Parameters of the adapters that were traced, whatever is asked."""
+        return self.counted_adapters
+
+
+def traced(found: dict[str, Any], *, name: str) -> Traced:
+    """Make an architecture of what ``model.trace`` found, field by field."""
+    hidden, heads = found["hidden"], found["heads"]
+    return Traced(
+        family=name,
+        hidden=hidden,
+        layers=found["layers"],
+        heads=heads,
+        head=hidden // heads,
+        key_value_heads=heads,
+        intermediate=0,
+        vocabulary=found["vocabulary"],
+        is_tied=found["is_tied"],
+        attention_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        norms=0,
+        kept=Kept(found["kept_by_token"], found["kept_by_pair"]),
+        counted=found["parameters"],
+        counted_block=found["block"],
+        counted_matrices=found["matrices"],
+        counted_adapters=found["trained"],
+    )
+
+
+def unknown(folder: Path) -> str | None:
+    """Return the name of a model's architecture if there are no formulas for it."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    name = str(config.get("text_config", config).get("model_type"))
+    return None if name in FAMILIES else name
 
 
 def read_architecture(folder: Path) -> Architecture:

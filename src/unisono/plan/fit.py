@@ -69,17 +69,23 @@ def choices(config: RunConfig, shape: Architecture, device: Device, ranks: int) 
     )
 
 
+def computes_in_half(config: RunConfig, device: Device) -> bool:
+    """Tell whether products are of bf16 or fp16."""
+    compute = config.precision.compute
+    return compute in ("bf16", "fp16") or (compute == "auto" and device.has_bf16)
+
+
 def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, length: int) -> Iterator[Load]:
     model, optim, batch = config.model, config.optim, config.batch
-    compute = config.precision.compute
     base = Load(
         shape,
         (length,),
         length,
-        is_half=compute in ("bf16", "fp16") or (compute == "auto" and device.has_bf16),
+        is_half=computes_in_half(config, device),
         has_half_weights=config.precision.weights == "bf16",
         lora_rank=None if model.lora is None else model.lora.rank,
         lora_targets="all-linear" if model.lora is None else model.lora.targets,
+        has_dropout=model.lora is not None and model.lora.dropout > 0,
         is_packed=model.quantize != "none",
         ranks=ranks,
         on_gpu=True,
@@ -169,8 +175,9 @@ def as_lines(found: list[Choice], config: RunConfig, device: Device) -> Iterator
 def _needs(best: Choice, config: RunConfig, device: Device) -> Iterator[str]:
     load, seconds = best.load, best.seconds
     yield (
-        f"an update: {seconds.total:.2f} s, of it products {seconds.products:.2f}, exchange {seconds.exchange:.2f}, "
-        f"optimizer {seconds.optimizer:.2f}; {best.num_micro} micro-batches a rank, {seconds.tokens:,} tokens"
+        f"an update: {seconds.total:.2f} s, of it products {seconds.products:.2f}, element-wise "
+        f"{seconds.elementwise:.2f}, exchange {seconds.exchange:.2f}, optimizer {seconds.optimizer:.2f}; "
+        f"{best.num_micro} micro-batches a rank, {seconds.tokens:,} tokens"
     )
     if config.length.updates is not None:
         hours = seconds.total * config.length.updates / 3600
@@ -212,6 +219,7 @@ def as_object(found: list[Choice], device: Device) -> dict[str, object]:
                 "bytes": each.peak.parts,
                 "seconds_of_update": {
                     "products": each.seconds.products,
+                    "elementwise": each.seconds.elementwise,
                     "exchange": each.seconds.exchange,
                     "optimizer": each.seconds.optimizer,
                 },

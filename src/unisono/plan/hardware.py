@@ -1,7 +1,13 @@
 """What devices have and can do: memory, dense peak of products, bandwidths, power; vendors' figures.
 
 ``memory`` is what a framework sees of it, a little less than what is sold. ``half`` and ``fp32``: dense TFLOPS, half
-with fp32 sums, without sparsity. ``link``: to its neighbours in one machine, one direction.
+with fp32 sums, without sparsity (GeForce cards do those at half the rate of fp16 sums). ``link``: to its neighbours in
+one machine, one direction, what copies reach of what the vendor names.
+
+Each row names the vendor's document. Its figures were looked up again in December 2026, mostly in texts that quote the
+document's table. Not found there: the rates with fp32 sums of the RTX 3090 and 5090 (taken as half of those with fp16
+sums), fp32 of the MI300X, and what a framework sees of a GeForce's or an H200's memory. Links are 78 to 92 % of the
+vendors' figures, by our assumption. Corrected then: A10G 35 TFLOPS of fp32 (31.2 is the A10's), B200 7,700 GB/s.
 """
 
 from __future__ import annotations
@@ -36,20 +42,26 @@ class Device:
 
 _PCIE4, _PCIE5 = 25.0, 50.0  # GB/s of 16 lanes that copies reach, of 32 and 64 in theory
 _DEVICES = [
-    Device("rtx-3090", 23.7, 71, 35.6, 936, _PCIE4, 350, "NVIDIA Ampere GA102 architecture paper"),
-    Device("rtx-4090", 23.6, 165, 82.6, 1008, _PCIE4, 450, "NVIDIA Ada GPU architecture paper"),
-    Device("rtx-5090", 31.4, 209, 104.8, 1792, _PCIE5, 575, "NVIDIA RTX Blackwell architecture paper"),
-    Device("a10g", 22.1, 70, 31.2, 600, _PCIE4, 300, "NVIDIA A10G data sheet (AWS G5)"),
-    Device("l4", 22.2, 121, 30.3, 300, _PCIE4, 72, "NVIDIA L4 data sheet"),
-    Device("l40s", 44.4, 362, 91.6, 864, _PCIE4, 350, "NVIDIA L40S data sheet"),
-    Device("v100-16", 15.8, 125, 15.7, 900, 130, 300, "NVIDIA V100 SXM2 data sheet", has_bf16=False),
-    Device("v100-32", 31.7, 125, 15.7, 900, 130, 300, "NVIDIA V100 SXM2 data sheet", has_bf16=False),
-    Device("a100-40", 39.4, 312, 19.5, 1555, 270, 400, "NVIDIA A100 SXM data sheet"),
-    Device("a100-80", 79.2, 312, 19.5, 2039, 270, 400, "NVIDIA A100 SXM data sheet"),
-    Device("h100", 79.1, 989, 67, 3350, 400, 700, "NVIDIA H100 SXM data sheet"),
-    Device("h200", 139.8, 989, 67, 4800, 400, 700, "NVIDIA H200 SXM data sheet"),
-    Device("b200", 178.0, 2250, 75, 8000, 800, 1000, "NVIDIA DGX B200 data sheet"),
-    Device("mi300x", 191.5, 1307, 163.4, 5300, 350, 750, "AMD Instinct MI300X data sheet"),
+    Device("rtx-3090", 23.7, 71, 35.6, 936, _PCIE4, 350, "NVIDIA Ampere GA102 architecture paper v2, appendix A"),
+    Device("rtx-4090", 23.6, 165, 82.6, 1008, _PCIE4, 450, "NVIDIA Ada GPU architecture paper v2.01, appendix A"),
+    Device("rtx-5090", 31.4, 209, 104.8, 1792, _PCIE5, 575, "NVIDIA RTX Blackwell GPU architecture paper, appendix A"),
+    Device("a10g", 22.1, 70, 35, 600, _PCIE4, 300, "NVIDIA A10G data sheet for AWS G5 (2022), specifications"),
+    Device("l4", 22.0, 121, 30.3, 300, _PCIE4, 72, "NVIDIA L4 data sheet, specifications; half of 242 with sparsity"),
+    Device("l40s", 44.4, 362, 91.6, 864, _PCIE4, 350, "NVIDIA L40S data sheet, specifications: 362.05 dense"),
+    Device(
+        "v100-16", 15.8, 125, 15.7, 900, 130, 300, "NVIDIA V100 data sheet, SXM2; 6 NVLinks of 25 GB/s", has_bf16=False
+    ),
+    Device(
+        "v100-32", 31.7, 125, 15.7, 900, 130, 300, "NVIDIA V100 data sheet, SXM2; 6 NVLinks of 25 GB/s", has_bf16=False
+    ),
+    Device("a100-40", 39.4, 312, 19.5, 1555, 270, 400, "NVIDIA A100 data sheet, SXM 40 GB; NVLink 300 GB/s"),
+    Device("a100-80", 79.2, 312, 19.5, 2039, 270, 400, "NVIDIA A100 data sheet, SXM 80 GB; NVLink 300 GB/s"),
+    Device("h100", 79.1, 989, 67, 3350, 400, 700, "NVIDIA H100 data sheet, SXM: half of 1,979; NVLink 450 GB/s"),
+    Device("h200", 139.8, 989, 67, 4800, 400, 700, "NVIDIA H200 data sheet, SXM: half of 1,979; NVLink 450 GB/s"),
+    Device(
+        "b200", 178.3, 2250, 75, 7700, 800, 1000, "NVIDIA Blackwell data sheet, HGX B200: half of 4,500; NVLink 900"
+    ),
+    Device("mi300x", 191.5, 1307, 163.4, 5300, 350, 750, "AMD Instinct MI300X data sheet; 7 links of 64 GB/s"),
 ]
 DEVICES = {device.name: device for device in _DEVICES}
 

@@ -32,6 +32,7 @@ class Load:
     has_half_weights: bool = False
     lora_rank: int | None = None
     lora_targets: str | list[str] = "all-linear"
+    has_dropout: bool = False  # on the adapters' inputs
     is_packed: bool = False  # frozen matrices in NF4
     checkpointing: bool = False
     moment_bytes: float = 8  # the optimizer's, for a trained value
@@ -138,6 +139,11 @@ def base_bytes(load: Load) -> int:
     return int(matrices * (NF4_BYTES if load.is_packed else load.weight_bytes)) + rest + adapters
 
 
+def kept_bytes(load: Load) -> int:
+    """Return what backward needs of all blocks, whether it is kept or, with checkpointing, made again."""
+    return load.tokens * load.architecture.layers * _kept_by_layer(load, whole=True)
+
+
 def _always(load: Load) -> dict[str, int]:
     shared = load.ranks if load.share_optimizer else load.parts
     return {"weights": base_bytes(load) // load.parts, "optimizer": load.moments_bytes // shared}
@@ -231,23 +237,35 @@ def _kept_by_layer(load: Load, *, whole: bool = False) -> int:
 
     Norms: their input in fp32 and 1 / rms; and the normalized values where their weight is trained. Products: their
     input, which autocast copies for each of them (3 h, a, 2 h, f); with adapters, those of the adapted layers. MLP:
-    gate, up, its activation, and their product (4 f). Adapters: rank values each.
+    gate, up, its activation (3 f), and their product where the layer after it is trained or adapted (f). Experts: what
+    each is given and gives for a token, and what the router is given (h each). Adapters: rank values each.
     """
     shape, c = load.architecture, load.computed_bytes
     stream = load.weight_bytes
     if load.checkpointing and not whole:
         return stream * shape.hidden
+    if shape.kept is not None:
+        return int(shape.kept.by_token)
     h, is_trained = shape.hidden, load.lora_rank is None
-    norms = shape.norms * (FP32 * h + FP32 + (stream * h if is_trained else 0))
-    heads = shape.qk_norm * (FP32 + (c if is_trained else 0)) * (shape.attention + shape.key_value)
-    mlp = 4 * c * shape.intermediate * shape.experts_per_token
+    is_gemma = shape.family.startswith("gemma")  # its norms multiply in fp32
+    norms = shape.norms * (FP32 * h + FP32 + ((FP32 if is_gemma else stream) * h if is_trained else 0))
+    normalized = (FP32 if is_gemma else c) if is_trained else 0
+    heads = shape.qk_norm * (FP32 + normalized) * (shape.attention + shape.key_value)
+    keeps_product = is_trained or shape.experts > 1 or "down_proj" in shape.linear(load.lora_targets)
+    mlp = (3 + keeps_product) * c * shape.intermediate * shape.experts_per_token
+    if shape.experts > 1:
+        mlp += c * h * (2 * shape.experts_per_token + 1)
     return norms + heads + mlp + _inputs(load) + _attention(load)
 
 
 def _inputs(load: Load) -> int:
-    """Inputs of products that are kept: of those whose weight is trained, here or in an adapter."""
+    """Inputs of products that are kept: of those whose weight is trained, here or in an adapter.
+
+    With dropout every adapter has an input of its own, and what was drawn for it: a bool on a GPU, fp32 on a CPU.
+    """
     shape, c = load.architecture, load.computed_bytes
-    copied = load.is_half and (not load.has_half_weights or load.lora_rank is not None)
+    has_dropout = load.has_dropout and load.lora_rank is not None
+    copied = has_dropout or (load.is_half and (not load.has_half_weights or load.lora_rank is not None))
     targets = load.lora_targets if load.lora_rank is not None else "all-linear"
     linear = shape.linear(targets)
     outputs = 0 if load.lora_rank is None else c * load.lora_rank * len(linear)
@@ -255,8 +273,11 @@ def _inputs(load: Load) -> int:
     reads_mlp = [name for name in linear if name.startswith(("gate", "up_"))]
     num_hidden = (len(reads_hidden) + len(reads_mlp)) if copied else bool(reads_hidden) + bool(reads_mlp)
     kept = c * shape.hidden * num_hidden
-    if "o_proj" in linear and not load.on_gpu:  # on a GPU it is attention's own output
+    # else it is attention's own output; adapters take it in fp32, from which autocast makes a copy
+    if "o_proj" in linear and (has_dropout or not load.on_gpu or (load.is_half and load.lora_rank is not None)):
         kept += c * shape.attention
+    if has_dropout:
+        kept += (1 if load.on_gpu else FP32) * sum(size for size, _ in linear.values())
     return kept + outputs
 
 
@@ -271,7 +292,13 @@ def _attention(load: Load) -> int:
 
 
 def _attention_matrices(load: Load) -> int:
-    """Probabilities of short documents in half precision on a CPU: heads x length^2, in every layer."""
+    """Probabilities of short documents in half precision on a CPU: heads x length^2, in every layer.
+
+    A model that was traced may keep some anywhere, with an attention of its own.
+    """
+    if load.architecture.kept is not None:
+        squares = sum(length**2 for length in load.documents)
+        return int(load.architecture.layers * load.architecture.kept.by_pair * squares)
     if load.on_gpu or not load.is_half:
         return 0
     squares = sum(length**2 for length in load.documents if length <= SHORT)

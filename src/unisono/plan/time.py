@@ -1,7 +1,7 @@
-"""Seconds of an update: products, exchange, optimizer. Bounds from data sheets, with assumptions that are named here.
+"""Seconds of an update: products, element-wise work, exchange, optimizer: from data sheets, and assumptions named here.
 
-Nothing of this has been measured on a GPU by us: ``benchmarks/gpu_check.sh`` is the place for it. Use it to compare
-choices rather than to set an alarm clock.
+Nothing of this has been measured on a GPU by us (``benchmarks/gpu_check.sh`` is the place for it), but compared with
+what others have published (``benchmarks/published.py``). Use it to compare choices rather than to set an alarm clock.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unisono.plan.hardware import Device
-from unisono.plan.memory import Load, base_bytes
+from unisono.plan.memory import HALF, Load, base_bytes, kept_bytes
 
-# Of the dense peak, what training of language models reaches in its products: published figures are 0.38 (Llama 3 on
-# 16,384 H100, Dubey et al. 2024, table 4) to 0.55 (GPUs of one machine).
-PRODUCTS = 0.45
+PRODUCTS = 0.7  # of the dense peak, which large products reach by themselves
+# What a block keeps for backward is written and read in forward, read again in backward, and a gradient of its size is
+# written and read there. Checkpointing does the forward's part twice.
+FORWARD_PASSES, BACKWARD_PASSES = 2, 3
 HIDDEN = 0.7  # of the last backward, behind which an exchange can hide
 BANDWIDTH = 0.8  # of a memory's, which element-wise work reaches
 
@@ -27,11 +28,12 @@ class Seconds:
     optimizer: float
     flops: float  # of the model, on one rank; what checkpointing computes again is not counted
     tokens: int  # of all ranks
+    elementwise: float = 0.0
 
     @property
     def total(self) -> float:
         """All of them."""
-        return self.products + self.exchange + self.optimizer
+        return self.products + self.elementwise + self.exchange + self.optimizer
 
     @property
     def tokens_per_second(self) -> float:
@@ -65,17 +67,27 @@ def seconds_of_update(load: Load, device: Device, *, num_micro: int) -> Seconds:
     peak = (device.half_tflops if load.is_half else device.fp32_tflops) * 1e12
     again = forward_flops(load) if load.checkpointing else 0.0
     one = (micro_batch_flops(load) + again) / (peak * PRODUCTS)
-    backward = one * 2 / 3
+    other = _touched_bytes(load) / (device.memory_gb_per_second * 1e9 * BANDWIDTH)
+    backward = (one + other) * 2 / 3
     shared = load.ranks if load.share_optimizer else load.parts
     touched = (2 * load.moments_bytes + 3 * load.trained_bytes) / shared  # read and write, and the gradient once
     exchange = _exchange_seconds(load, device, num_micro)
     return Seconds(
         products=one * num_micro,
-        exchange=max(0.0, exchange - HIDDEN * (num_micro * one if load.is_sharded else backward)),
+        exchange=max(0.0, exchange - HIDDEN * (num_micro * (one + other) if load.is_sharded else backward)),
         optimizer=touched / (device.memory_gb_per_second * 1e9 * BANDWIDTH),
         flops=micro_batch_flops(load) * num_micro,
         tokens=load.tokens * num_micro * load.ranks,
+        elementwise=other * num_micro,
     )
+
+
+def _touched_bytes(load: Load) -> float:
+    """Return what a micro-batch reads and writes besides its products; packed weights are made anew for each."""
+    num_forwards = 1 + load.checkpointing
+    passes = num_forwards * FORWARD_PASSES + BACKWARD_PASSES
+    made = (num_forwards + 1) * 2 * HALF * load.architecture.layers * load.architecture.matrices
+    return passes * kept_bytes(load) + (made if load.is_packed else 0)
 
 
 def _exchange_seconds(load: Load, device: Device, num_micro: int) -> float:
