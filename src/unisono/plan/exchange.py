@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from unisono.plan.memory import FP32, Load
+from unisono.plan.memory import Load
 from unisono.plan.parameters import Parameter, block_parameters, gathered_bytes, reduced_bytes, root_parameters
 
 NUM_WORDS = 6  # that a rank says with its loss, in fp64 (step, outcome.Word)
@@ -83,8 +83,8 @@ def program(load: Load, *, num_micro: int, bucket_mib: int = BUCKET_MIB) -> Iter
     yield from _sharded(load, num_micro) if load.is_sharded else _replicated(load, num_micro, bucket_mib)
     yield Wait(Collective("all_gather", 8 * NUM_WORDS * load.ranks, "all", "losses"))
     if load.is_sharded:
-        trained = load.architecture.layers * _num_trained(block_parameters(load)) + _num_trained(root_parameters(load))
-        yield Wait(Collective("all_reduce", FP32 * trained, "parts", "norm"))
+        norms = sum(parameter.value_bytes for parameter in _trained(load))  # one a tensor, in its own format
+        yield Wait(Collective("all_reduce", norms, "parts", "norm"))
     if load.share_optimizer:
         for parameter in _trained(load):
             yield Wait(Collective("broadcast", parameter.num_bytes, "all", "weights"))
@@ -94,10 +94,6 @@ def collectives(load: Load, *, num_micro: int, bucket_mib: int = BUCKET_MIB) -> 
     """Return all collectives of an update, in the order in which they are issued."""
     items = program(load, num_micro=num_micro, bucket_mib=bucket_mib)
     return [item.collective for item in items if isinstance(item, (Gather, Reduce, Wait))]
-
-
-def _num_trained(parameters: Sequence[Parameter]) -> int:
-    return sum(parameter.is_trained for parameter in parameters)
 
 
 def _trained(load: Load) -> Iterator[Parameter]:
