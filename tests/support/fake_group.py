@@ -46,7 +46,7 @@ def take_updates(_rank: int, _world: int, folder: Path, *cases: Case) -> list[li
 
 
 def watch(case: Case, folder: Path) -> list[tuple[str, int, int]]:
-    """Take updates as rank 0 of a case's ranks; return the third one's: in the second, ddp sends how it rebuilt its buckets."""
+    """Take updates as rank 0 of a case's ranks; return those of the third: in the second, ddp rebuilds its buckets."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

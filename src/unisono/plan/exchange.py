@@ -1,14 +1,15 @@
 """What ranks send each other in one update, in order, and how much of it nothing hides.
 
 ``program`` is the update as one rank issues it: work, and collectives with what they wait for; it is read from
-``strategy/ddp``, ``strategy/fsdp2`` and torch's FSDP2. ``tests/contract/test_fake_ranks.py`` takes real updates on 64 and
-1,024 ranks of torch's fake process group and finds the very same collectives. ``exposed_seconds`` plays it.
+``strategy/ddp``, ``strategy/fsdp2`` and torch's FSDP2. ``tests/contract/test_fake_ranks.py`` takes real updates on 64
+and 1,024 ranks of torch's fake process group and finds the very same collectives. ``exposed_seconds`` plays it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from unisono.plan.memory import Load
 from unisono.plan.parameters import Parameter, block_parameters, gathered_bytes, reduced_bytes, root_parameters
@@ -165,13 +166,13 @@ def _groups(load: Load) -> tuple[Group, list[list[Group]]]:
 def _sharded(load: Load, num_micro: int) -> Iterator[Item]:
     """fsdp2: the root is gathered once a micro-batch, a block for its forward and for its backward.
 
-    Backward asks for the next group when it has come to one (torch: FSDPParamGroup.pre_backward); so where a block has two
-    groups, the next block's linear layers are asked for only when backward is there.
+    Backward asks for the next group when it has come to one (torch: FSDPParamGroup.pre_backward); so where a block has
+    two groups, the next block's linear layers are asked for only when backward is there.
     """
     root, blocks = _groups(load)
-    # what was used last in forward is used first in backward: a block's norms, whose group ends after the linear layers'
+    # what forward ended with comes first in backward: a block's norms, whose group ends after the linear layers'
     order = [group for block in reversed(blocks) for group in block]
-    follows = {group.number: after for group, after in zip(order, order[1:])}
+    follows = {group.number: after for group, after in pairwise(order)}
     for micro in range(1, num_micro + 1):
         for groups in [[root], *blocks]:
             for group in groups:
@@ -201,8 +202,8 @@ def exposed_seconds(
 ) -> float:
     """Play a program and return by how much it takes longer than its work alone.
 
-    ``cost`` names the wire that a collective takes, and its seconds on it: those on one wire follow one another. Streams
-    and events are those of torch's FSDP2 (FSDPParamGroup.wait_for_unshard, post_backward) and of ddp's reducer.
+    ``cost`` names the wire that a collective takes, and its seconds on it: those on one wire follow one another.
+    Streams and events are those of torch's FSDP2 (FSDPParamGroup.wait_for_unshard, post_backward), of ddp its reducer's.
     """
     now = worked = gate = used = reduced = 0.0
     wires: dict[str, float] = {}

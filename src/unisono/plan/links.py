@@ -21,7 +21,7 @@ MICRO = 1e-6
 
 @dataclass(frozen=True)
 class Network:
-    """Links between machines. ``gb_per_second`` in one direction: of each GPU's own adapter, or of the machine's only one.
+    """Links between machines. ``gb_per_second`` one way: of each GPU's own adapter, or of the machine's only one.
 
     ``latency_seconds`` comes on top of NCCL's own for a step over a network.
     """

@@ -32,7 +32,17 @@ class Parameter:
         return -(-self.rows // parts) * parts * self.row
 
 
-_LATE_TO_EARLY = ("down_proj", "up_proj", "gate_up_proj", "gate_proj", "o_proj", "v_proj", "k_proj", "q_proj", "qkv_proj")
+_LATE_TO_EARLY = (
+    "down_proj",
+    "up_proj",
+    "gate_up_proj",
+    "gate_proj",
+    "o_proj",
+    "v_proj",
+    "k_proj",
+    "q_proj",
+    "qkv_proj",
+)
 
 
 def block_parameters(load: Load) -> list[Parameter]:
