@@ -135,32 +135,37 @@ class Group:
     """Parameters that fsdp2 gathers and reduces together; ``number`` in the order of forward."""
 
     number: int
-    parameters: Sequence[Parameter]
+    weights: Collective
+    reduces: Sequence[Reduce]
 
-    def gather(self, load: Load) -> Gather:
-        """Gather the weights, filled up to equal parts."""
-        size = sum(each.padded(load.parts) * gathered_bytes(each, load) for each in self.parameters)
-        return Gather(self.number, Collective("all_gather", size, "parts", "weights"))
-
-    def reduce(self, load: Load) -> Iterator[Reduce]:
-        """Sum and cut the gradients, and sum the parts over the copies."""
-        trained = [each for each in self.parameters if each.is_trained]
-        size = sum(each.padded(load.parts) * reduced_bytes(each, load) for each in trained)
-        if size:
-            yield Reduce(Collective("reduce_scatter", size, "parts", "gradients"), holds=True)
-            if load.parts < load.ranks:
-                yield Reduce(Collective("all_reduce", size // load.parts, "copies", "gradients"))
+    @property
+    def gather(self) -> Gather:
+        """Ask for the weights."""
+        return Gather(self.number, self.weights)
 
 
 def _groups(load: Load) -> tuple[Group, list[list[Group]]]:
     """Return the root's group, and each block's: in half precision its linear layers are one of their own."""
-    block, found, number = block_parameters(load), [], 1
-    kinds = [False, True] if load.is_half else [None]
-    for _ in range(load.architecture.layers):
-        groups = [[each for each in block if kind is None or each.is_linear == kind] for kind in kinds]
-        found.append([Group(number + place, group) for place, group in enumerate(groups)])
-        number += len(kinds)
-    return Group(0, root_parameters(load)), found
+    block, kinds = block_parameters(load), [False, True] if load.is_half else [None]
+    parts = [_sizes(load, [each for each in block if kind is None or each.is_linear == kind]) for kind in kinds]
+    blocks = [
+        [Group(1 + layer * len(kinds) + place, *sizes) for place, sizes in enumerate(parts)]
+        for layer in range(load.architecture.layers)
+    ]
+    return Group(0, *_sizes(load, root_parameters(load))), blocks
+
+
+def _sizes(load: Load, parameters: Sequence[Parameter]) -> tuple[Collective, Sequence[Reduce]]:
+    """Return a group's gather of weights, filled up to equal parts, and how its gradients are summed and cut.
+
+    With several copies of the model the parts are then summed over these.
+    """
+    gathered = sum(each.padded(load.parts) * gathered_bytes(each, load) for each in parameters)
+    reduced = sum(each.padded(load.parts) * reduced_bytes(each, load) for each in parameters if each.is_trained)
+    reduces = [Reduce(Collective("reduce_scatter", reduced, "parts", "gradients"), holds=True)]
+    if load.parts < load.ranks:
+        reduces.append(Reduce(Collective("all_reduce", reduced // load.parts, "copies", "gradients")))
+    return Collective("all_gather", gathered, "parts", "weights"), reduces if reduced else []
 
 
 def _sharded(load: Load, num_micro: int) -> Iterator[Item]:
@@ -176,23 +181,23 @@ def _sharded(load: Load, num_micro: int) -> Iterator[Item]:
     for micro in range(1, num_micro + 1):
         for groups in [[root], *blocks]:
             for group in groups:
-                yield group.gather(load)
+                yield group.gather
                 yield Use(group.number, in_forward=True)
             if groups[0] is not root:
                 yield Work("forward")
         yield Work("head")
         exchanges = micro == num_micro or load.exchanges_always
-        yield order[0].gather(load)
+        yield order[0].gather
         for block in reversed(blocks):
             for group in block:
                 yield Use(group.number, in_forward=False)
                 if group.number in follows:
-                    yield follows[group.number].gather(load)
+                    yield follows[group.number].gather
             yield Work("backward")
             for group in reversed(block) if exchanges else ():
-                yield from group.reduce(load)
+                yield from group.reduces
         if exchanges:
-            yield from root.reduce(load)
+            yield from root.reduces
 
 
 def exposed_seconds(
@@ -203,7 +208,7 @@ def exposed_seconds(
     """Play a program and return by how much it takes longer than its work alone.
 
     ``cost`` names the wire that a collective takes, and its seconds on it: those on one wire follow one another.
-    Streams and events are those of torch's FSDP2 (FSDPParamGroup.wait_for_unshard, post_backward), of ddp its reducer's.
+    Streams and events are those of torch's FSDP2 (FSDPParamGroup.wait_for_unshard, post_backward) and of ddp.
     """
     now = worked = gate = used = reduced = 0.0
     wires: dict[str, float] = {}
