@@ -92,7 +92,7 @@ def test_what_work_hides_and_what_it_does_not() -> None:
 
 
 def test_backward_in_half_precision_waits_for_each_block() -> None:
-    """A block has two groups then, and backward looks one group ahead: at the norms, not at the next block's matrices."""
+    """A block has two groups then, and backward looks one ahead: at the norms, not at the next block's matrices."""
 
     def cost(collective: Collective) -> tuple[str, float]:
         return "wire", 1.0 if collective.purpose == "weights" and collective.num_bytes > 2**24 else 0.0

@@ -34,7 +34,7 @@ def cluster(machines: int = 8, gpus: int = 8, network: Network = NDR) -> Cluster
 
 
 def test_collectives_at_known_values() -> None:
-    """Large ones are bytes over bandwidth: of n bytes (p - 1) / p n to gather, twice that to sum (Thakur et al. 2005)."""
+    """Large ones are bytes over bandwidth: of n bytes (p - 1) / p n to gather, twice that to sum (Thakur et al.)."""
     one = cluster(machines=1)
     everyone = one.team("all", 8)
     gigabytes = 100 * 10**9
