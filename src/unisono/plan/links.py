@@ -2,8 +2,9 @@
 
 Steps and bytes of rings are those of Thakur, Rabenseifner and Gropp 2005 ("Optimization of collective communication
 operations in MPICH", section 4); latencies, protocols and trees those of NCCL's own tuner (nccl/src/graph/tuning.cc,
-ncclTunerConstantsDefaults; torch/_inductor/comm_analysis.py has them too), simplified: as there, the quickest algorithm and protocol is taken. No contention with
-others' jobs, no in-network sums (SHARP), every machine alike. Nothing of this was measured by us.
+ncclTunerConstantsDefaults; torch/_inductor/comm_analysis.py repeats them), simplified: as there, the quickest algorithm
+and protocol is taken. No contention with others' jobs, no in-network sums (SHARP), every machine alike. Nothing of this
+was measured by us.
 """
 
 from __future__ import annotations
