@@ -210,9 +210,12 @@ def verdict(curve: Curve) -> str:
         return "it fits on none of them"
     row = curve.break_row
     if row is None:
-        return f"{ENOUGH:.0%} or more up to {curve.rows[-1].cluster.machines} machines"
-    machines = row.cluster.machines
-    return f"it breaks at {machines} machines ({row.efficiency:.0%}, under {ENOUGH:.0%}): {reason(row, curve.base)}"
+        return f"{ENOUGH:.0%} or more up to {_count(curve.rows[-1])}"
+    return f"it breaks at {_count(row)} ({row.efficiency:.0%}, under {ENOUGH:.0%}): {reason(row, curve.base)}"
+
+
+def _count(row: Row) -> str:
+    return "1 machine" if row.cluster.machines == 1 else f"{row.cluster.machines} machines"
 
 
 def as_object(found: Sequence[Curve]) -> dict[str, Any]:
