@@ -104,7 +104,11 @@ def plan(
     run_file: RunFile,
     overrides: Overrides = None,
     device: Annotated[str, typer.Option(help="which GPU: rtx-3090, a100-80, h100 ...")] = "rtx-3090",
-    gpus: Annotated[int, typer.Option(min=1, max=1024, help="how many of them")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, max=1024, help="how many of them, in one machine")] = 1,
+    nodes: Annotated[
+        str | None, typer.Option(metavar="N|N..M", help="machines: how speed grows with them", show_default=False)
+    ] = None,
+    network: Annotated[str, typer.Option(help="between machines: ib-ndr, ib-hdr, ethernet-25 ...")] = "ib-ndr",
     as_json: AsJson = False,
 ) -> None:
     """Does it fit, how, and how fast? By formula from config.json and the run file: no weights, no GPU needed."""
@@ -113,12 +117,27 @@ def plan(
     from unisono.plan.hardware import find_device
 
     settings, chosen = load(run_file, overrides or []).config, find_device(device)
-    found = choices(settings, _architecture(settings, chosen), chosen, gpus)
+    shape = _architecture(settings, chosen)
+    if nodes is not None:
+        raise typer.Exit(_scale(settings, shape, chosen, gpus, nodes, network, as_json))
+    found = choices(settings, shape, chosen, gpus)
     if as_json:
         typer.echo(json.dumps(as_object(found, chosen), indent=1))
     else:
         typer.echo("\n".join(as_lines(found, settings, chosen)))
     raise typer.Exit(0 if found[0].fits else 1)
+
+
+def _scale(
+    settings: RunConfig, shape: Architecture, device: Device, gpus: int, nodes: str, network: str, as_json: bool
+) -> int:
+    """Tell how a run scales over machines; 1 if it fits on none."""
+    from unisono.plan.links import find_network
+    from unisono.plan.scale import as_lines, as_object, curves, parse_nodes
+
+    found = curves(settings, shape, device, gpus, find_network(network), parse_nodes(nodes))
+    typer.echo(json.dumps(as_object(found), indent=1) if as_json else "\n".join(as_lines(found, settings)))
+    return 0 if any(row.choice.fits for curve in found for row in curve.rows) else 1
 
 
 @app.command()

@@ -7,15 +7,18 @@ what others have published (``benchmarks/published.py``). Use it to compare choi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
+from unisono.plan.exchange import BUCKET_MIB, Collective, exposed_seconds, program
 from unisono.plan.hardware import Device
-from unisono.plan.memory import HALF, Load, base_bytes, kept_bytes
+from unisono.plan.links import DEFAULT_NETWORK, NETWORKS, Cluster, words_seconds
+from unisono.plan.memory import HALF, Load, kept_bytes
 
 PRODUCTS = 0.7  # of the dense peak, which large products reach by themselves
 # What a block keeps for backward is written and read in forward, read again in backward, and a gradient of its size is
 # written and read there. Checkpointing does the forward's part twice.
 FORWARD_PASSES, BACKWARD_PASSES = 2, 3
-HIDDEN = 0.7  # of the last backward, behind which an exchange can hide
+PLAYED = 3  # micro-batches of an update, one by one
 BANDWIDTH = 0.8  # of a memory's, which element-wise work reaches
 
 
@@ -62,22 +65,38 @@ def micro_batch_flops(load: Load) -> float:
     return forward_flops(load) * (3.0 if load.lora_rank is None else 2.0)
 
 
-def seconds_of_update(load: Load, device: Device, *, num_micro: int) -> Seconds:
-    """Predict an update of ``num_micro`` micro-batches a rank."""
-    peak = (device.half_tflops if load.is_half else device.fp32_tflops) * 1e12
+def seconds_of_update(
+    load: Load,
+    device: Device,
+    *,
+    num_micro: int,
+    cluster: Cluster | None = None,
+    fill: float = 1.0,
+    bucket_mib: int = BUCKET_MIB,
+) -> Seconds:
+    """Predict an update of ``num_micro`` micro-batches a rank, which are full to ``fill`` on average.
+
+    ``cluster``: the machines; one with all ranks, where nothing else is said.
+    """
+    peak = (device.half_tflops if load.is_half else device.fp32_tflops) * 1e12 * PRODUCTS
     again = forward_flops(load) if load.checkpointing else 0.0
-    one = (micro_batch_flops(load) + again) / (peak * PRODUCTS)
-    other = _touched_bytes(load) / (device.memory_gb_per_second * 1e9 * BANDWIDTH)
-    backward = (one + other) * 2 / 3
+    bandwidth = device.memory_gb_per_second * 1e9 * BANDWIDTH
+    one = (micro_batch_flops(load) + again) / peak * fill
+    other = _touched_bytes(load) / bandwidth * fill
     shared = load.ranks if load.share_optimizer else load.parts
     touched = (2 * load.moments_bytes + 3 * load.trained_bytes) / shared  # read and write, and the gradient once
-    exchange = _exchange_seconds(load, device, num_micro)
     return Seconds(
         products=one * num_micro,
-        exchange=max(0.0, exchange - HIDDEN * (num_micro * (one + other) if load.is_sharded else backward)),
-        optimizer=touched / (device.memory_gb_per_second * 1e9 * BANDWIDTH),
-        flops=micro_batch_flops(load) * num_micro,
-        tokens=load.tokens * num_micro * load.ranks,
+        exchange=_exposed(
+            load,
+            cluster or Cluster(device, load.ranks, 1, NETWORKS[DEFAULT_NETWORK]),
+            num_micro,
+            one + other,
+            bucket_mib,
+        ),
+        optimizer=touched / bandwidth,
+        flops=micro_batch_flops(load) * fill * num_micro,
+        tokens=round(load.tokens * fill * num_micro * load.ranks),
         elementwise=other * num_micro,
     )
 
@@ -90,22 +109,37 @@ def _touched_bytes(load: Load) -> float:
     return passes * kept_bytes(load) + (made if load.is_packed else 0)
 
 
-def _exchange_seconds(load: Load, device: Device, num_micro: int) -> float:
-    """Bytes over the link: a ring's all-reduce sends 2 (N - 1) / N of the gradients, a gather or a scatter half of it.
+def _exposed(load: Load, cluster: Cluster, num_micro: int, one: float, bucket_mib: int) -> float:
+    """Play the exchange against work that takes ``one`` second a micro-batch."""
+    shares = _shares(load)
 
-    fsdp2 gathers the weights for forward and for backward of each micro-batch and scatters the gradients once; an
-    optimizer that is shared out sends the weights once more.
+    @cache
+    def cost(collective: Collective) -> tuple[str, float]:
+        if collective.purpose == "losses":
+            return "between processes", words_seconds(load.ranks)
+        team = cluster.team(collective.among, load.parts)
+        wire = "network" if team.machines > 1 else "machine"
+        return wire, cluster.seconds(collective.kind, collective.num_bytes, team)
+
+    def play(num: int) -> float:
+        return exposed_seconds(
+            program(load, num_micro=num, bucket_mib=bucket_mib), lambda what: one * shares[what], cost
+        )
+
+    if num_micro <= PLAYED:
+        return play(num_micro)
+    several = play(PLAYED)  # between the first and the last, each is like the one before
+    return several + (num_micro - PLAYED) * (several - play(PLAYED - 1))
+
+
+def _shares(load: Load) -> dict[str, float]:
+    """Return the shares of a micro-batch's products: of a block's forward and backward, and of the head's both.
+
+    The head's gradients are made with its loss (loss.py).
     """
-    around = (load.ranks - 1) / load.ranks
-    if load.is_sharded:
-        num_exchanges = num_micro if load.exchanges_always else 1
-        sent = around * (2 * num_micro * _gathered(load) + num_exchanges * load.trained_bytes)
-    else:
-        sent = around * (2 + load.share_optimizer) * load.trained_bytes
-    return sent / (device.link_gb_per_second * 1e9)
-
-
-def _gathered(load: Load) -> int:
-    """Bytes of all weights as they are gathered: linear layers in the format of their products."""
     shape = load.architecture
-    return base_bytes(load) - shape.layers * shape.matrices * (load.weight_bytes - load.computed_bytes)
+    head = 2.0 * shape.embedding * load.targets
+    block = (forward_flops(load) - head) / shape.layers
+    back = (2.0 if load.lora_rank is None else 1.0) + load.checkpointing
+    total = (head + block * shape.layers) * (1.0 + back)
+    return {"forward": block / total, "head": head * (1.0 + back) / total, "backward": block * back / total}
