@@ -27,11 +27,13 @@ class Seconds:
     optimizer: float
     flops: float  # of the model, on one rank; what checkpointing computes again is not counted
     tokens: int  # of all ranks
+    attention: float = 0.0  # where it was measured by itself; else it is among the products
+    elementwise: float = 0.0  # likewise
 
     @property
     def total(self) -> float:
         """All of them."""
-        return self.products + self.exchange + self.optimizer
+        return self.products + self.attention + self.elementwise + self.exchange + self.optimizer
 
     @property
     def tokens_per_second(self) -> float:
