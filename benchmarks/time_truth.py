@@ -22,8 +22,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from plan_truth import SHAPE, Setting, model_folder, prepare_updates
 
+from plan_truth import SHAPE, Setting, model_folder, prepare_updates
 from unisono.plan.architecture import architecture_of
 from unisono.plan.machine import Measured, read_measured
 from unisono.plan.measured import seconds_measured
@@ -135,17 +135,18 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="time-truth-") as scratch:
         file = args.machine or Path(scratch) / "machine.json"
         measured = read_measured(file) or calibrate(numbers, print, file=file)
+        plans = [predicted(setting, measured) for setting in chosen]
         seconds: dict[str, float] = {}
         for number in numbers:
             group = [setting for setting in chosen if setting.ranks == number]
             found = run(group, Path(scratch))
             seconds |= {setting.name: each for setting, each in zip(group, found, strict=True)}
     errors = []
-    print(f"{'':38} {'measured':>9} {'planned':>9}        products attention elementwise exchange optimizer")
-    for setting in chosen:
-        real, plan = seconds[setting.name], predicted(setting, measured)
+    print(f"{'':38} {'measured':>9} {'planned':>9}        products attention elementwise overhead exchange optimizer")
+    for setting, plan in zip(chosen, plans, strict=True):
+        real = seconds[setting.name]
         errors.append(plan.total / real - 1)
-        parts = (plan.products, plan.attention, plan.elementwise, plan.exchange, plan.optimizer)
+        parts = (plan.products, plan.attention, plan.elementwise, plan.overhead, plan.exchange, plan.optimizer)
         print(
             f"{setting.name:38} {real * 1e3:6.0f} ms {plan.total * 1e3:6.0f} ms {errors[-1]:+6.1%} "
             + " ".join(f"{each * 1e3:9.1f}" for each in parts),

@@ -1,6 +1,6 @@
 """The single operations that an update is made of, each as forward and backward on given sizes, ready to be timed.
 
-They are the code's own where it has them (attention, the loss of a chunk of logits, clipping, the fused AdamW), and what
+They are the code's own where it has them (attention, the loss of a chunk of logits, clipping, fused AdamW), and what
 transformers' Llama does in a block elsewhere. ``plan.measured`` says how often each of them runs.
 """
 
@@ -19,7 +19,7 @@ from unisono.strategy.contract import clip_gradients
 
 Act = Callable[[], object]
 WIDTH = 1024  # of the rows that element-wise work goes over
-HEADS = 8  # of the attention that is timed
+HEADS, DOCUMENTS = 8, 2  # of the attention that is timed
 
 
 class Workbench:
@@ -28,6 +28,12 @@ class Workbench:
     def __init__(self, device: torch.device, compute: torch.dtype) -> None:
         self._device = device
         self._compute = compute
+
+    @property
+    def elementwise(self) -> list[Callable[[int], dict[str, Act]]]:
+        """The operations whose time is that of their number of values."""
+        stream = [self.norm, self.frozen_norm, self.cast, self.residual, self.add, self.gate, self.rotary, self.adapter]
+        return [*stream, self.entropy, self.accumulate, self.zero, self.optimizer]
 
     def product(self, tokens: int, inner: int, outer: int) -> dict[str, Act]:
         """A linear layer's three products."""
@@ -39,12 +45,12 @@ class Workbench:
         }
 
     def attention(self, tokens: int, head: int) -> dict[str, Act]:
-        """Attention over one document, from rotated queries on; ``HEADS`` heads."""
-        q, k, v = (self._new(1, HEADS, tokens, head, trained=True) for _ in range(3))
+        """Attention over ``DOCUMENTS`` documents of ``tokens`` each, from rotated queries on; ``HEADS`` heads."""
+        q, k, v = (self._new(1, HEADS, DOCUMENTS * tokens, head, trained=True) for _ in range(3))
 
         def attend() -> torch.Tensor:
-            output, _ = document_attention(_MODULE, q, k, v, None, document_lengths=(tokens,))
-            return output.reshape(1, tokens, -1).contiguous()
+            output, _ = document_attention(_MODULE, q, k, v, None, document_lengths=(tokens,) * DOCUMENTS)
+            return output.reshape(1, DOCUMENTS * tokens, -1).contiguous()
 
         return _both(attend, [q, k, v])
 

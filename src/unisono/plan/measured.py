@@ -8,13 +8,20 @@ with real updates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from unisono.plan.architecture import architecture_of
 from unisono.plan.machine import Rates
 from unisono.plan.memory import CHUNK_BYTES, FP32, GROUP_BYTES, Load
 from unisono.plan.time import Seconds, micro_batch_flops
 
 BUCKET_BYTES = 25 * 2**20  # of ddp's exchanges, strategy.bucket_mib
+# Models that compute next to nothing, whose updates show what no single operation does (bench.probe)
+PROBE = {
+    "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+PROBE_LAYERS, PROBE_DOCUMENTS, PROBE_RANK = (2, 6), (8, 8), 8
 
 
 @dataclass(frozen=True)
@@ -61,22 +68,49 @@ class Pass:
 
 def seconds_measured(load: Load, rates: Rates, *, num_micro: int) -> Seconds:
     """Predict an update of ``num_micro`` micro-batches a rank from what was measured with as many ranks."""
+    counted = _counted(load, rates, num_micro)
+    return replace(counted, overhead=_overhead(load, rates) * num_micro)
+
+
+def _counted(load: Load, rates: Rates, num_micro: int) -> Seconds:
+    """Add up the operations."""
     clock = Clock(rates, load.is_half)
-    forward, backward = _forward(load, clock), _backward(load, clock)
     again = _forward(load, clock, again=True) if load.checkpointing else Pass(0.0, 0.0, 0.0)
-    head = _head(load, clock)
-    one = forward + backward + again + head
-    every_update = _optimizer(load, clock)
+    one = _forward(load, clock) + _backward(load, clock) + again + _head(load, clock)
     accumulated = num_micro - (load.strategy == "single")  # the first gradient is taken over as it is
     return Seconds(
         products=one.products * num_micro,
         attention=one.attention * num_micro,
         elementwise=one.elementwise * num_micro + accumulated * clock("accumulate", "forward", load.trained),
         exchange=_exchange(load, rates, num_micro),
-        optimizer=every_update,
+        optimizer=_optimizer(load, clock),
         flops=micro_batch_flops(load) * num_micro,
         tokens=load.tokens * num_micro * load.ranks,
     )
+
+
+def _overhead(load: Load, rates: Rates) -> float:
+    """Python, dispatch and hooks: what updates of tiny models take beyond their operations, by the number of layers.
+
+    A block that is computed again goes through forward once more, taken for a third of it.
+    """
+    kind, half = ("full", "lora")[load.lora_rank is not None], ("fp32", "bf16")[load.is_half]
+    beyond = []
+    for layers, seconds in zip(PROBE_LAYERS, rates.tables[f"{half} update {kind}"].seconds, strict=True):
+        shape = architecture_of({"model_type": "llama", **PROBE, "num_hidden_layers": layers}, where="probe")
+        tiny = Load(
+            shape,
+            PROBE_DOCUMENTS,
+            sum(PROBE_DOCUMENTS),
+            is_half=load.is_half,
+            lora_rank=None if load.lora_rank is None else PROBE_RANK,
+            strategy="single" if load.ranks == 1 else "ddp",
+            ranks=load.ranks,
+        )
+        beyond.append(seconds - _counted(tiny, rates, 1).total)
+    each = max(0.0, (beyond[1] - beyond[0]) / (PROBE_LAYERS[1] - PROBE_LAYERS[0]))
+    fixed = max(0.0, beyond[0] - PROBE_LAYERS[0] * each)
+    return fixed + each * load.architecture.layers * (4 / 3 if load.checkpointing else 1)
 
 
 def _linear(load: Load) -> list[tuple[str, int, int]]:

@@ -29,11 +29,13 @@ class Seconds:
     tokens: int  # of all ranks
     attention: float = 0.0  # where it was measured by itself; else it is among the products
     elementwise: float = 0.0  # likewise
+    overhead: float = 0.0  # likewise: Python, dispatch, hooks
 
     @property
     def total(self) -> float:
         """All of them."""
-        return self.products + self.attention + self.elementwise + self.exchange + self.optimizer
+        computed = self.products + self.attention + self.elementwise + self.overhead
+        return computed + self.exchange + self.optimizer
 
     @property
     def tokens_per_second(self) -> float:
