@@ -32,10 +32,21 @@ class Seconds:
     overhead: float = 0.0  # likewise: Python, dispatch, hooks
 
     @property
+    def by_cause(self) -> dict[str, float]:
+        """Return the parts."""
+        return {
+            "products": self.products,
+            "attention": self.attention,
+            "element-wise": self.elementwise,
+            "overhead": self.overhead,
+            "exchange": self.exchange,
+            "optimizer": self.optimizer,
+        }
+
+    @property
     def total(self) -> float:
         """All of them."""
-        computed = self.products + self.attention + self.elementwise + self.overhead
-        return computed + self.exchange + self.optimizer
+        return sum(self.by_cause.values())
 
     @property
     def tokens_per_second(self) -> float:
