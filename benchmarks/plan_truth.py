@@ -21,7 +21,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,8 @@ from torch.utils._pytree import tree_iter
 
 from unisono.config.schema import OptimSection
 from unisono.plan.architecture import architecture_of
-from unisono.plan.fit import num_moments
-from unisono.plan.memory import FP32, RESERVE, Load, Moment, peak
+from unisono.plan.fit import moment_bytes
+from unisono.plan.memory import RESERVE, Load, Moment, peak
 
 MIB = 2**20
 PEAK = "peak: "  # how a rank's answer begins
@@ -58,6 +58,7 @@ class Setting:
     optimizer: str = "adamw"
     num_micro: int = 1
     exchange: str = "update"
+    shard_ranks: int | None = None
     shape: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -199,7 +200,12 @@ def prepare_updates(setting: Setting, folder: Path, live: Live | None = None) ->
         activation_checkpointing=setting.checkpointing,
         quantize=setting.quantize,
     )
-    chosen = StrategySection(name=setting.strategy, share_optimizer=setting.share_optimizer, exchange=setting.exchange)
+    chosen = StrategySection(
+        name=setting.strategy,
+        share_optimizer=setting.share_optimizer,
+        exchange=setting.exchange,
+        shard_ranks=setting.shard_ranks,
+    )
     strategy = choose(chosen, world.size, DTYPES[setting.compute])
     with live or nullcontext():
         saved, training, model = load_and_shard(
@@ -258,15 +264,15 @@ def predicted(setting: Setting) -> Moment:
         lora_rank=setting.lora,
         is_packed=setting.quantize != "none",
         checkpointing=setting.checkpointing,
-        num_moments=num_moments(OptimSection(name=setting.optimizer), FP32),
         strategy=setting.strategy,
         ranks=setting.ranks,
         share_optimizer=setting.share_optimizer,
         accumulates=setting.num_micro > 1,
         exchanges_always=setting.exchange == "micro_batch",
+        shard_ranks=setting.shard_ranks,
         on_gpu=torch.cuda.is_available(),
     )
-    moment = peak(load)
+    moment = peak(replace(load, moment_bytes=moment_bytes(OptimSection(name=setting.optimizer), load)))
     moment.parts.pop(RESERVE, None)  # no tensor of ours
     return moment
 
@@ -275,6 +281,7 @@ def settings() -> list[Setting]:
     """The grid: every strategy with every lever that composes, over formats, lengths and shapes."""
     wide = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4}
     deep = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 12, "num_attention_heads": 4}
+    ragged = {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 3}
     tied = {"tie_word_embeddings": True, "vocab_size": 16000}
     rows = {"short": (150,) * 8, "one": (600,), "few": (60,)}
     found = []
@@ -324,6 +331,11 @@ def settings() -> list[Setting]:
         Setting("lora over nf4 and bf16", short, "bf16", "bf16", lora=8, quantize="nf4"),
         Setting("full in bf16 weights", short, "bf16", "bf16"),
         Setting("full bf16, moments of 8 bits", short, "bf16", optimizer="adamw8bit"),
+        Setting("fsdp2 full bf16, moments of 8 bits", short, "bf16", strategy="fsdp2", ranks=2, optimizer="adamw8bit"),
+        Setting("lora bf16, moments of 8 bits", short, "bf16", lora=8, optimizer="adamw8bit"),
+        Setting("full bf16, moments of 8 bits, ragged", short, "bf16", optimizer="adamw8bit", shape=ragged),
+        Setting("full bf16, moments in bf16", short, "bf16", optimizer="adamw_bf16"),
+        Setting("hybrid full bf16", short, "bf16", strategy="fsdp2", ranks=4, shard_ranks=2),
         Setting("full sgd fp32", one, optimizer="sgd"),
         Setting("full bf16, long", (1400,), "bf16"),
     ]

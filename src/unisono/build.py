@@ -138,7 +138,7 @@ def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
     # weights that are gathered in half precision multiply nothing else
     with precision.autocast() if strategy.forward_is_collective else nullcontext():
         training.verify(packed=config.data.pack, device=world.device)
-    optimizer = build_optimizer(config.optim, named)
+    optimizer = build_optimizer(config.optim, named, seed=derive_seed(config.run.seed, "rounding"))
     strategy.bind(optimizer)
     order = None if isinstance(inputs.data.train, StreamPlan) else make_order(config, inputs.data)
     return Run(

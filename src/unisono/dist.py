@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 LOOPBACK = "127.0.0.1"
 
@@ -72,6 +73,17 @@ def _loopback_store(world: World, timeout: timedelta) -> Any:
     return dist.TCPStore(  # type: ignore[attr-defined]
         LOOPBACK, port, world.size, is_master=world.is_first, timeout=timeout, master_listen_fd=listener
     )
+
+
+def first_row(tensor: torch.Tensor) -> int:
+    """Return which row of the whole tensor this rank's part begins with.
+
+    torch cuts rows as ``torch.chunk`` does: pieces of one size, the last ones smaller or empty.
+    """
+    if not isinstance(tensor, DTensor):
+        return 0
+    cut = next(place for place, kind in enumerate(tensor.placements) if kind.is_shard())
+    return tensor.device_mesh.get_local_rank(cut) * -(-tensor.shape[0] // tensor.device_mesh.size(cut))
 
 
 def deal(sizes: Sequence[int], ranks: int) -> list[int]:

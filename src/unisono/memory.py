@@ -17,7 +17,7 @@ import torch
 from unisono.build import Run, micro_tokens
 from unisono.data.stream import StreamPlan
 from unisono.errors import OutOfMemoryError
-from unisono.optim import moment_bytes
+from unisono.optim import moments
 
 LEAST_TOKENS = 64  # a smaller micro-batch saves nothing worth having
 
@@ -37,8 +37,7 @@ def try_fullest(run: Run, say: Callable[[str], None]) -> None:
     what = f"the fullest micro-batch ({len(samples)} samples, {lengths.sum():,} tokens, the longest {lengths.max():,})"
     begin = time.monotonic()
     with memory_named(run, lambda: f"{what}, its longest sample is record {train.record[samples[:1]][0]}"):
-        sizes = [(parameter, moment_bytes(run.config.optim, parameter)) for _, parameter in run.kept]
-        to_come = [_like_moments(parameter, size) for parameter, size in sizes]
+        to_come = [each.fill_(1) for _, parameter in run.kept for each in moments(run.config.optim, parameter)]
         with run.strategy.microbatch(last=True):
             with run.precision.autocast():
                 loss = run.model(**batch.inputs(run.world.device))
@@ -46,13 +45,6 @@ def try_fullest(run: Run, say: Callable[[str], None]) -> None:
         del to_come
     run.strategy.zero(run.optimizer)
     say(f"{what} fits: {time.monotonic() - begin:.1f} s, {peak_words(run.world.device)}")
-
-
-def _like_moments(parameter: torch.Tensor, size: int) -> list[torch.Tensor]:
-    """Take the memory that ``size`` bytes of moments will, sharded where the parameter is."""
-    if size % parameter.nbytes == 0:
-        return [torch.ones_like(parameter) for _ in range(size // parameter.nbytes)]
-    return [torch.ones(size, dtype=torch.uint8, device=parameter.device)]
 
 
 def peak_bytes(device: torch.device) -> int:

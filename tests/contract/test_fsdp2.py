@@ -40,10 +40,14 @@ def reference(folder: Path) -> dict[str, Trace]:
     return dict(zip(VARIANTS, run_ranks(train_updates, 1, folder, *runs)[0], strict=True))
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_updates_equal_those_of_one_process(tiny: Path, world: int) -> None:
-    """Rows of 24 tokens: several micro-batches an update, not equally many on all ranks; odd worlds cut unevenly."""
-    runs = [replace(settings, strategy="fsdp2", micro_tokens=24) for settings in VARIANTS.values()]
+@pytest.mark.parametrize(("world", "shard_ranks"), [(2, None), (3, None), (4, 4), (4, 2)])
+def test_updates_equal_those_of_one_process(tiny: Path, world: int, shard_ranks: int | None) -> None:
+    """Rows of 24 tokens: several micro-batches an update, not equally many on all ranks; odd worlds cut unevenly.
+
+    With ``shard_ranks`` 2 of 4 there are two copies of the model, each in two parts (hybrid sharding).
+    """
+    cut = {"strategy": "fsdp2", "micro_tokens": 24, "shard_ranks": shard_ranks}
+    runs = [replace(settings, **cut) for settings in VARIANTS.values()]
     for traces in run_ranks(train_updates, world, tiny, *runs):
         for variant, trace in zip(VARIANTS, traces, strict=True):
             expected = reference(tiny)[variant]
@@ -172,7 +176,7 @@ def test_b27_ranks_with_unequal_numbers_of_micro_batches(tiny: Path) -> None:
             assert_same_step(ours, traces[0], tolerance=0.0)
 
 
-STAGES = [("single", 1, 2), ("fsdp2", 3, 4), ("ddp", 2, 6), ("fsdp2", 4, 8)]
+STAGES = [("single", 1, 2), ("fsdp2", 3, 4), ("ddp", 2, 6), ("fsdp2", 4, 8, "strategy.shard_ranks=2")]
 
 
 def test_save_under_one_strategy_load_under_another(tiny_tied: Path, tmp_path: Path) -> None:
@@ -186,8 +190,8 @@ def test_save_under_one_strategy_load_under_another(tiny_tied: Path, tmp_path: P
     plain = make_run(tmp_path, tiny_tied, name="plain", **sections)
     moved = make_run(tmp_path, tiny_tied, name="moved", **sections)
     train_whole(1, plain)
-    for strategy, world, until in STAGES:
-        train_until_killed(world, moved, until + 1, f"strategy.name={strategy}")
+    for strategy, world, until, *overrides in STAGES:
+        train_until_killed(world, moved, until + 1, f"strategy.name={strategy}", *overrides)
     assert "resumed update-00000008" in train_whole(1, moved)
     expected = {line["update"]: line for line in updates_of(tmp_path / "plain")}
     for line in updates_of(tmp_path / "moved"):

@@ -65,6 +65,7 @@ class Settings:
     unused: str = "refuse"
     share_optimizer: bool = False
     exchange: Any = "update"
+    shard_ranks: int | None = None
     prepare: Callable[[Any, Any], None] | None = None  # called with (training model, world) before it is wrapped
     optim: dict[str, Any] = field(
         default_factory=lambda: {"name": "sgd", "lr": 0.1, "schedule": "constant", "warmup": 0, "max_grad_norm": None}
@@ -129,6 +130,7 @@ def train(place: Any, folder: Path, settings: Settings) -> Trace:
         unused_parameters=settings.unused,
         share_optimizer=settings.share_optimizer,
         exchange=settings.exchange,
+        shard_ranks=settings.shard_ranks,
     )
     strategy = choose(chosen, world, DTYPES[settings.compute])
     saved = load_model(section, folder, weights=torch.float32, seed=1, hollow=strategy.forward_is_collective)

@@ -74,6 +74,11 @@ def test_b70_packing_with_a_backend_that_cannot_is_refused() -> None:
         (["data.max_skipped=5"], "data.max_skipped 5 has no effect"),
         (["validate.every=5"], "validate.every 5 has no effect"),
         (["strategy.name=single", "launch.ranks=2"], "strategy.name is single, but there are 2 ranks"),
+        (["strategy.shard_ranks=2"], "strategy.shard_ranks 2 has no effect: it needs strategy.name fsdp2"),
+        (
+            ["strategy={name: fsdp2, shard_ranks: 4}", "launch.ranks=6"],
+            "strategy.shard_ranks is 4, and 6 ranks do not divide into groups of 4",
+        ),
         (["strategy.name=single", "strategy.bucket_mib=5"], "strategy.bucket_mib 5 has no effect"),
         (["precision.weights=bf16", "precision.compute=fp32"], "precision.weights bf16 cannot be computed"),
         (["launch.env.RANK=1"], "launch.env.RANK is set by the launcher itself"),
@@ -103,6 +108,8 @@ def test_contradictions(overrides: list[str], message: str) -> None:
         ["precision.weights=bf16"],
         ["length={updates: 5}", "log.profile=5..5"],
         ["log.profile=none"],
+        ["strategy={name: fsdp2, shard_ranks: 4}", "launch.ranks=8"],
+        ["strategy={name: fsdp2, shard_ranks: 4}"],
     ],
 )
 def test_combinations_that_go(overrides: list[str]) -> None:

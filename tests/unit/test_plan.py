@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from support.sizes import LLAMA_2_7B
 from unisono.config.load import load
-from unisono.config.schema import OptimSection
 from unisono.plan.architecture import architecture_of
 from unisono.plan.fit import as_object, choices
 from unisono.plan.hardware import DEVICES, GIB, find_device
@@ -42,7 +41,7 @@ def loads(draw: st.DrawFn) -> Load:
         is_half=draw(st.booleans()),
         lora_rank=lora,
         checkpointing=draw(st.booleans()),
-        num_moments=draw(st.integers(0, 2)),
+        moment_bytes=draw(st.sampled_from([0.0, 2.03, 4.0, 8.0])),
         strategy=strategy,
         ranks=1 if strategy == "single" else draw(st.integers(2, 64)),
         accumulates=draw(st.booleans()),
@@ -58,7 +57,7 @@ def test_bytes_move_the_right_way(load: Load) -> None:
     longer = replace(load, documents=(*load.documents, 64), targets=load.targets + 64)
     assert peak(longer).total >= size
     assert peak(replace(load, checkpointing=True)).total <= size
-    assert peak(replace(load, num_moments=load.num_moments + 1)).total > size
+    assert peak(replace(load, moment_bytes=load.moment_bytes + 1)).total > size
     assert peak(replace(load, accumulates=True)).total >= size
     if load.strategy == "ddp":
         assert peak(replace(load, share_optimizer=True, accumulates=False)).total <= size
@@ -77,13 +76,14 @@ def test_the_state_of_a_full_7b_is_sixteen_bytes_a_parameter_on_every_card() -> 
 
 def test_what_the_planner_knows_of_the_code_is_so() -> None:
     """It may not import torch, and so repeats these."""
-    from unisono import loss, optim
+    from unisono import loss
     from unisono.model import products, quantize
+    from unisono.optim import lean
     from unisono.plan import fit, memory
 
     assert (memory.CHUNK_BYTES, memory.GROUP_BYTES) == (loss.CHUNK_BYTES, loss.GROUP_BYTES)
     assert products.LONGEST == memory.SHORT and memory.NF4_BYTES == 0.5 + 4 / quantize.BLOCK
-    assert fit.num_moments(OptimSection(name="adamw8bit"), 4) == (2 + 8 / optim.BLOCK_8BIT) / 4
+    assert fit.BLOCK == lean.BLOCK
 
 
 def test_published_lora_7b_on_an_a10g() -> None:

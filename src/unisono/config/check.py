@@ -63,6 +63,10 @@ def _world(config: RunConfig, ranks: int) -> Problems:
     if config.strategy.name == "single" and ranks > 1:
         message = f"strategy.name is single, but there are {ranks} ranks"
         yield "strategy.name", message, "use strategy.name=ddp or launch.ranks=1"
+    shared = config.strategy.shard_ranks
+    if shared is not None and ranks > 1 and ranks % shared:
+        message = f"strategy.shard_ranks is {shared}, and {ranks} ranks do not divide into groups of {shared}"
+        yield "strategy.shard_ranks", message, "use the number of ranks of a machine, or take the key out"
     size, micro = config.batch.global_size, config.batch.micro_size
     if size is not None and micro is not None and size % (micro * ranks):
         message = (
@@ -130,9 +134,6 @@ def _optim(config: RunConfig) -> Problems:
     optim = config.optim
     if optim.name == "adamw8bit":
         yield from _needs_bitsandbytes("optim.name", optim.name)
-        if config.strategy.name == "fsdp2":
-            message = "optim.name adamw8bit cannot take the parts of parameters that strategy.name fsdp2 makes"
-            yield "optim.name", message, "use strategy.name=ddp, with strategy.share_optimizer=true for less memory"
     if optim.lr_scaling == "none":
         if optim.lr_reference_batch is not None:
             message = f"optim.lr_reference_batch {optim.lr_reference_batch} has no effect: optim.lr_scaling is none"
@@ -167,6 +168,7 @@ def _without_effect(config: RunConfig) -> Problems:
         ("data.shuffle_window", not data.shuffle, "data.shuffle true"),
         ("strategy.bucket_mib", config.strategy.name in ("single", "fsdp2"), "strategy.name ddp"),
         ("strategy.exchange", config.strategy.name != "fsdp2", "strategy.name fsdp2"),
+        ("strategy.shard_ranks", config.strategy.name != "fsdp2", "strategy.name fsdp2"),
         ("strategy.share_optimizer", config.strategy.name in ("single", "fsdp2"), "strategy.name ddp"),
     ):
         section = config.validation if key.startswith("validate.") else dict(config)[key.partition(".")[0]]

@@ -130,8 +130,10 @@ class BatchSection(Section):
 class OptimSection(Section):
     """The optimizer and its rate, a pure function of the update."""
 
-    name: Literal["adamw", "adamw8bit", "sgd"] = Field(
-        default="adamw", description="optimizer; adamw8bit = moments in 8 bits (bitsandbytes): a quarter, and rounded"
+    name: Literal["adamw", "adamw8bit", "adamw_bf16", "sgd"] = Field(
+        default="adamw",
+        description="optimizer; adamw8bit = moments in 8 bits (bitsandbytes): a quarter, and rounded; "
+        "adamw_bf16 = moments in bf16, rounded at random so that their mean stays",
     )
     lr: PositiveFloat = Field(default=2e-5, description="peak learning rate")
     schedule: Literal["constant", "linear", "cosine"] = Field(default="cosine", description="shape after the warm-up")
@@ -190,6 +192,11 @@ class StrategySection(Section):
     exchange: Literal["update", "micro_batch"] = Field(
         default="update",
         description="fsdp2: exchange gradients once an update, or after each micro-batch: slower, none is kept whole",
+    )
+    shard_ranks: Annotated[int, Field(ge=2)] | None = Field(
+        default=None,
+        description="fsdp2: so many neighbouring ranks share one copy of the model (hybrid: those of a machine); "
+        "null = all ranks do",
     )
     bucket_mib: PositiveInt = Field(default=25, description="ddp: MiB of gradients exchanged in one piece")
     unused_parameters: Literal["refuse", "zero"] = Field(

@@ -19,6 +19,8 @@ from safetensors import safe_open
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from unisono.dist import first_row
+
 
 def hollow_model(folder: Path, *, trust_remote_code: bool, **settings: Any) -> torch.nn.Module:
     """Build the causal language model of ``folder`` without memory for its parameters.
@@ -135,11 +137,7 @@ def _files_by_name(folder: Path) -> dict[str, Path]:
 
 def _read(target: torch.Tensor, name: str, file: Path) -> None:
     """Copy a stored tensor, or this rank's rows of it, into ``target``, whose format it takes."""
-    local, start = target, 0
-    if isinstance(target, DTensor):
-        local = target.to_local()
-        # torch cuts rows as torch.chunk does: pieces of one size, the last ones smaller or empty
-        start = target.device_mesh.get_local_rank() * -(-target.shape[0] // target.device_mesh.size())
+    local, start = target.to_local() if isinstance(target, DTensor) else target, first_row(target)
     if local.numel() == 0:
         return
     with safe_open(file, "pt") as tensors:

@@ -11,11 +11,12 @@ from unisono.plan.architecture import Architecture
 from unisono.plan.hardware import GIB, Device
 from unisono.plan.machine import CALIBRATE
 from unisono.plan.measured import seconds_measured
-from unisono.plan.memory import Load, Moment, checkpoint_bytes, host_bytes, peak
+from unisono.plan.memory import FP32, HALF, Load, Moment, checkpoint_bytes, host_bytes, peak
 from unisono.plan.time import Seconds, seconds_of_update
 
 SIZES = (1, 2, 4, 8, 16, 32)  # samples of full length in a micro-batch
 SHOWN = 6
+BLOCK = 256  # values of a row that share a scale, in moments of 8 bits (optim.lean)
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def choices(config: RunConfig, shape: Architecture, device: Device, ranks: int) 
 
 
 def _rank(choice: Choice) -> tuple[bool, float]:
-    """Order: what fits before what does not; the fastest first, and the smallest where no speed is known or none fits."""
+    """Order: what fits first, the fastest ahead; by size where no speed is known, or nothing fits."""
     if not choice.fits or choice.seconds is None:
         return not choice.fits, choice.peak.total
     return False, -choice.seconds.tokens_per_second
@@ -97,7 +98,7 @@ def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
         ranks=ranks,
         on_gpu=device.is_gpu,
     )
-    base = replace(base, num_moments=num_moments(optim, base.trained_bytes / base.trained))
+    base = replace(base, moment_bytes=moment_bytes(optim, base))
     if batch.micro_size is not None:
         sizes = [batch.micro_size]
     elif batch.micro_tokens != "auto":
@@ -119,11 +120,29 @@ def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
                 )
 
 
-def num_moments(optim: OptimSection, value_bytes: float) -> float:
-    """Return the optimizer's bytes for a trained value, as a multiple of the value's; see ``optim.moment_bytes``."""
+def moment_bytes(optim: OptimSection, load: Load) -> float:
+    """Return the optimizer's bytes for a trained value, on average; see ``optim.moments``."""
+    if optim.name == "adamw_bf16":
+        return 2 * HALF
     if optim.name == "adamw8bit":
-        return 2 * (1 + 4 / 256) / value_bytes
-    return 2 if optim.name == "adamw" else int(optim.momentum > 0)
+        in_blocks = sum(count for row, count in _rows(load) if row % BLOCK == 0) / load.trained
+        return 2 * (in_blocks * (1 + FP32 / BLOCK) + (1 - in_blocks) * FP32)
+    return (2 if optim.name == "adamw" else int(optim.momentum > 0)) * load.trained_bytes / load.trained
+
+
+def _rows(load: Load) -> Iterator[tuple[int, int]]:
+    """Give the length of a row of the trained matrices, and how many values have such rows."""
+    shape, rank = load.architecture, load.lora_rank
+    if rank is not None:
+        for inputs, outputs in shape.linear(load.lora_targets).values():
+            yield inputs, shape.layers * rank * inputs
+            yield rank, shape.layers * rank * outputs
+        return
+    mlp = shape.layers * shape.hidden * shape.intermediate * shape.experts
+    yield shape.hidden, shape.layers * shape.hidden * (shape.attention + 2 * shape.key_value) + 2 * mlp
+    yield shape.hidden, shape.embedding * (1 if shape.is_tied else 2)
+    yield shape.attention, shape.layers * shape.attention * shape.hidden
+    yield shape.intermediate, mlp
 
 
 def _strategies(config: RunConfig, ranks: int) -> Iterator[tuple[str, bool, bool]]:
@@ -197,8 +216,8 @@ def advice(best: Choice, config: RunConfig) -> Iterator[str]:
     yield "nothing fits. What helps:"
     if config.model.lora is None:
         yield "  model.lora={}: train adapters: no gradients and no moments for the base"
-        if config.optim.name == "adamw" and best.load.strategy != "fsdp2":
-            yield "  optim.name=adamw8bit: moments of two bytes a parameter, not eight"
+        if config.optim.name == "adamw":
+            yield "  optim.name=adamw8bit: moments of two bytes a parameter, not eight (adamw_bf16: four)"
     elif config.precision.weights == "fp32":
         yield "  precision.weights=bf16: the frozen base in half the bytes; adapters stay fp32"
     if config.model.lora is not None and config.model.quantize == "none":

@@ -34,12 +34,13 @@ class Load:
     lora_targets: str | list[str] = "all-linear"
     is_packed: bool = False  # frozen matrices in NF4
     checkpointing: bool = False
-    num_moments: float = 2  # of the size of what is trained
+    moment_bytes: float = 8  # the optimizer's, for a trained value
     strategy: str = "single"
     ranks: int = 1
     share_optimizer: bool = False
     accumulates: bool = False  # more than one micro-batch an update
     exchanges_always: bool = False  # fsdp2: after each of them
+    shard_ranks: int | None = None  # fsdp2: that share one copy of the model; None: all
     on_gpu: bool = False
 
     @property
@@ -51,6 +52,11 @@ class Load:
     def is_sharded(self) -> bool:
         """Every rank keeps its part of everything."""
         return self.strategy == "fsdp2"
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts weights, gradients and moments are cut."""
+        return (self.shard_ranks or self.ranks) if self.is_sharded else 1
 
     @property
     def weight_bytes(self) -> int:
@@ -73,6 +79,11 @@ class Load:
     def trained_bytes(self) -> int:
         """Bytes of all trained values: adapters are fp32 whatever the base is."""
         return self.trained * (self.weight_bytes if self.lora_rank is None else FP32)
+
+    @property
+    def moments_bytes(self) -> int:
+        """Bytes of the optimizer's state."""
+        return int(self.moment_bytes * self.trained)
 
 
 @dataclass(frozen=True)
@@ -115,7 +126,7 @@ def host_bytes(load: Load) -> int:
 
 def checkpoint_bytes(load: Load) -> int:
     """Return the size of a checkpoint on disk."""
-    return int((1 + load.num_moments) * load.trained_bytes)
+    return load.trained_bytes + load.moments_bytes
 
 
 def base_bytes(load: Load) -> int:
@@ -128,16 +139,12 @@ def base_bytes(load: Load) -> int:
 
 
 def _always(load: Load) -> dict[str, int]:
-    parts = load.ranks if load.is_sharded else 1
-    shared = load.ranks if load.is_sharded or load.share_optimizer else 1
-    return {
-        "weights": base_bytes(load) // parts,
-        "optimizer": int(load.num_moments * load.trained_bytes) // shared,
-    }
+    shared = load.ranks if load.share_optimizer else load.parts
+    return {"weights": base_bytes(load) // load.parts, "optimizer": load.moments_bytes // shared}
 
 
 def _gradients(load: Load) -> dict[str, int]:
-    return {"gradients": load.trained_bytes // (load.ranks if load.is_sharded else 1)}
+    return {"gradients": load.trained_bytes // load.parts}
 
 
 def _forward(load: Load) -> dict[str, int]:
@@ -152,7 +159,7 @@ def _forward(load: Load) -> dict[str, int]:
     beside = (load.ranks - 1) / load.ranks if is_ddp and load.share_optimizer and load.accumulates else 0
     num_gradients = (is_ddp or load.accumulates) + beside
     if load.is_sharded and load.accumulates and load.exchanges_always:
-        num_gradients = 1 / load.ranks
+        num_gradients = 1 / load.parts
     gathered = (_root(load) + _gathered_block(load)) if load.is_sharded else 0
     copies = _copies_of_block(load, kept=True) * shape.layers
     kept = load.tokens * (shape.layers * _kept_by_layer(load) + _around_layers(load))
@@ -174,9 +181,9 @@ def _end_of_backward(load: Load) -> dict[str, int]:
     if load.is_sharded:
         whole, root = load.trained_bytes, _root(load)
         if load.lora_rank is not None:
-            return {"gradients": whole // load.ranks, "gathered weights": root}
+            return {"gradients": whole // load.parts, "gathered weights": root}
         is_whole = load.accumulates and not load.exchanges_always
-        exchange = whole + root if is_whole else (whole - root) // load.ranks + 2 * root
+        exchange = whole + root if is_whole else (whole - root) // load.parts + 2 * root
         return {"gradients": exchange, "gathered weights": root}
     is_trained = load.lora_rank is None
     own = shape.embedding * load.weight_bytes if is_trained else 0

@@ -81,8 +81,8 @@ def seconds_of_update(load: Load, device: Device, *, num_micro: int) -> Seconds:
     again = forward_flops(load) if load.checkpointing else 0.0
     one = (micro_batch_flops(load) + again) / (peak * PRODUCTS)
     backward = one * 2 / 3
-    shared = load.ranks if load.is_sharded or load.share_optimizer else 1
-    touched = load.trained_bytes * (2 * load.num_moments + 3) / shared  # read and write, and the gradient once
+    shared = load.ranks if load.share_optimizer else load.parts
+    touched = (2 * load.moments_bytes + 3 * load.trained_bytes) / shared  # read and write, and the gradient once
     exchange = _exchange_seconds(load, device, num_micro)
     return Seconds(
         products=one * num_micro,

@@ -19,7 +19,12 @@ def choose(section: StrategySection, world: int, compute: torch.dtype = torch.fl
     if name == "fsdp2":
         from unisono.strategy.fsdp2.apply import Fsdp2
 
-        return Fsdp2(unused=section.unused_parameters, exchange=section.exchange, compute=compute)
+        return Fsdp2(
+            unused=section.unused_parameters,
+            exchange=section.exchange,
+            compute=compute,
+            shard_ranks=section.shard_ranks,
+        )
     if name == "single":
         from unisono.strategy.single.apply import Single
 

@@ -22,6 +22,8 @@ class Fsdp2:
     """One group of parameters a transformer block, one for the rest (embeddings, last norm, head).
 
     Where products are computed in half precision, a block's linear layers are a group of their own.
+    ``shard_ranks`` neighbours share one copy of the model (all ranks, where it is None): weights are gathered among
+    them, gradients summed and cut among them, and then summed over the copies (hybrid sharding).
 
     The model may come without memory (meta device): weights are read after sharding, by whoever knows the files.
     Ranks must use the same parameters. ``unused="zero"`` lets them differ, on a torch that can (2.13 can, 2.8 cannot).
@@ -30,10 +32,18 @@ class Fsdp2:
     name = "fsdp2"
     forward_is_collective = True
 
-    def __init__(self, *, unused: str, exchange: str = "update", compute: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        *,
+        unused: str,
+        exchange: str = "update",
+        compute: torch.dtype = torch.float32,
+        shard_ranks: int | None = None,
+    ) -> None:
         self._unused = unused
         self._exchanges_always = exchange == "micro_batch"
         self._compute = compute
+        self._shard_ranks = shard_ranks
         self._root: FSDPModule | None = None
         self._num_groups = 0
 
@@ -42,8 +52,7 @@ class Fsdp2:
 
         Its method ``verify`` runs blocks and head like a forward does, and is wrapped like one.
         """
-        world = find_world()
-        mesh = init_device_mesh(world.device.type, (world.size,))
+        mesh = self._mesh()
         blocks, is_half = find_blocks(model), self._compute != torch.float32
         for block in blocks:
             if is_half:
@@ -101,7 +110,17 @@ class Fsdp2:
 
     def describe(self) -> dict[str, object]:
         """Say into how many groups and over how many ranks the parameters are cut."""
-        return {"name": self.name, "ranks": find_world().size, "groups": self._num_groups}
+        world = find_world().size
+        copies = {"copies": world // self._shard_ranks} if self._shard_ranks else {}
+        return {"name": self.name, "ranks": world, **copies, "groups": self._num_groups}
+
+    def _mesh(self) -> DeviceMesh:
+        """Collective. Lay the ranks out: in one line, or a line for each copy of the model."""
+        world, shared = find_world(), self._shard_ranks
+        if shared is None or shared == world.size:
+            return init_device_mesh(world.device.type, (world.size,))
+        shape = (world.size // shared, shared)
+        return init_device_mesh(world.device.type, shape, mesh_dim_names=("copies", "parts"))
 
     def _sharded(self) -> FSDPModule:
         assert self._root is not None, "shard comes first"

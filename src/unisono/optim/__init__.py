@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from unisono.bits import bitsandbytes
 from unisono.config.schema import OptimSection
+from unisono.optim.lean import LeanAdamW, empty_moments
 
-LEAST_8BIT, BLOCK_8BIT = 4096, 256  # values: of a parameter whose moments have 8 bits, and of a block of them
+_LEAN = {"adamw8bit": torch.uint8, "adamw_bf16": torch.bfloat16}
 
 
 def peak_rate(section: OptimSection, global_size: int | None) -> float:
@@ -47,25 +47,26 @@ def rate(section: OptimSection, update: int, total: int, peak: float) -> float:
     return peak
 
 
-def moment_bytes(section: OptimSection, parameter: torch.Tensor) -> int:
-    """Return the bytes that the optimizer keeps for a parameter.
+def moments(section: OptimSection, parameter: torch.Tensor) -> list[torch.Tensor]:
+    """Return zeros like what the optimizer's first step makes for a parameter: where it lies, and cut as it is."""
+    if section.name in _LEAN:
+        return list(empty_moments(parameter, _LEAN[section.name]).values())
+    count = 2 if section.name == "adamw" else int(section.momentum > 0)
+    return [torch.zeros_like(parameter.detach()) for _ in range(count)]
 
-    In 8 bits a large one's moments have a byte a value, and a scale in fp32 for each block of values.
-    """
-    values = parameter.numel()
-    if section.name == "sgd":
-        return parameter.nbytes if section.momentum > 0 else 0
-    if section.name == "adamw":
-        return 2 * parameter.nbytes
-    return 2 * (4 * values if values < LEAST_8BIT else values + 4 * -(-values // BLOCK_8BIT))
+
+def moment_bytes(section: OptimSection, parameter: torch.Tensor) -> int:
+    """Return the bytes that the optimizer keeps for a parameter, of all its parts together."""
+    whole = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+    return sum(each.nbytes for each in moments(section, whole))
 
 
 def build_optimizer(
-    section: OptimSection, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]
+    section: OptimSection, named_parameters: Iterable[tuple[str, torch.nn.Parameter]], *, seed: int = 0
 ) -> torch.optim.Optimizer:
     """Build the optimizer over the trainable parameters; vectors (norms, biases) are not decayed.
 
-    The fused AdamW is used where every parameter's device has it.
+    ``seed``: of what is rounded at random, where moments are kept in bf16.
     """
     trainable = [parameter for _, parameter in named_parameters if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
@@ -73,10 +74,9 @@ def build_optimizer(
         {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    if section.name == "adamw8bit":
-        return bitsandbytes().optim.AdamW8bit(  # type: ignore[no-any-return]
-            groups, lr=section.lr, betas=section.betas, eps=section.eps, min_8bit_size=LEAST_8BIT
-        )
+    if section.name in _LEAN:
+        moments = _LEAN[section.name]
+        return LeanAdamW(groups, moments=moments, seed=seed, lr=section.lr, betas=section.betas, eps=section.eps)
     if section.name == "sgd":
         return torch.optim.SGD(groups, lr=section.lr, momentum=section.momentum)
     return torch.optim.AdamW(groups, lr=section.lr, betas=section.betas, eps=section.eps, fused=True)
@@ -106,7 +106,7 @@ def empty_state(
 ) -> dict[str, torch.Tensor]:
     """Return tensors to load ``{parameter name}/{key}`` into, for those of the given parameters.
 
-    What has a parameter's shape lies where the parameter does, and sharded as it is; a count of steps on the CPU.
+    What has a parameter's rows lies where the parameter does, and sharded as it is; a count of steps on the CPU.
     """
     parameters = dict(named_parameters)
     tensors = {}
@@ -115,10 +115,13 @@ def empty_state(
         like = parameters.get(name)
         if like is None:
             continue
-        if key != "step" and shape == like.shape:
-            tensors[full] = torch.zeros_like(like.detach(), dtype=dtype)
-        else:
-            tensors[full] = torch.zeros(shape, dtype=dtype, device="cpu" if key == "step" else like.device)
+        if key == "step":
+            tensors[full] = torch.zeros(shape, dtype=dtype)
+            continue
+        values = like.detach()
+        if shape != like.shape:  # a scale stands for a block of values
+            values = values[..., :: like.shape[-1] // shape[-1]]
+        tensors[full] = torch.zeros_like(values, dtype=dtype)
     return tensors
 
 
@@ -132,9 +135,6 @@ def restore_state(
     optimizer.state.clear()
     for full, value in tensors.items():
         name, key = full.rsplit("/", 1)
-        if key == "step" and not isinstance(optimizer, torch.optim.AdamW):
-            optimizer.state[parameters[name]][key] = int(value)  # as bitsandbytes counts
-            continue
         on_device = value.to(parameters[name].device) if key == "step" and _is_fused(optimizer) else value
         optimizer.state[parameters[name]][key] = on_device
 
