@@ -58,7 +58,8 @@ def calibrate(
     """Measure with each number of ranks and write the file. Raises LaunchError if a rank fails."""
     machine, file = look_at_machine(), file or machine_file()
     usable = [number for number in ranks if not machine.gpus or number <= machine.gpus]
-    found, facts = [], {}
+    found: list[Rates] = []
+    facts: dict[str, Any] = {}
     for number in usable:
         rates, facts = _measure(number, extent or Extent(), say)
         found.append(rates)

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from unisono.config.schema import OptimSection
-from unisono.loss import LogitTransform, _cross_entropy
+from unisono.loss import LogitTransform, cross_entropy
 from unisono.model.attention import document_attention
 from unisono.optim import build_optimizer
 from unisono.strategy.contract import clip_gradients
@@ -103,7 +103,7 @@ class Workbench:
 
         def turn() -> torch.Tensor:
             q = x.transpose(1, 2)
-            turned: torch.Tensor = (q * cos) + (rotate_half(q) * sin)
+            turned: torch.Tensor = (q * cos) + (rotate_half(q) * sin)  # type: ignore[no-untyped-call]
             return turned.to(self._compute)
 
         return _both(turn, [x])
@@ -120,7 +120,7 @@ class Workbench:
         target = torch.zeros(len(raw), 1, dtype=torch.long, device=self._device)
         low = torch.empty_like(raw)
         copies = raw.float if self._compute != torch.float32 else raw.clone
-        return {"forward": lambda: _cross_entropy(copies(), target, LogitTransform(), low, None)}
+        return {"forward": lambda: cross_entropy(copies(), target, LogitTransform(), low, None)}
 
     def accumulate(self, values: int) -> dict[str, Act]:
         """A gradient of fp32 added to what is there."""

@@ -38,11 +38,12 @@ class Batch:
 
 def probe(layers: int, rank: int | None, compute: str, world: World) -> Callable[[], object]:
     """Collective. Build a model of so many layers, with adapters of ``rank``; returns what takes an update of it."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     attention.register()
-    config = LlamaConfig(**PROBE, num_hidden_layers=layers)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
+    config = LlamaConfig.from_dict({**PROBE, "num_hidden_layers": layers})
+    config._attn_implementation = attention.NAME
+    model = LlamaForCausalLM(config)
     adapted = model if rank is None else add_adapters(model, LoraSection(rank=rank), 0)
     adapted.to(world.device)
     training = TrainingModel(base_model(adapted), document_attention=True)

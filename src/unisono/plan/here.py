@@ -23,7 +23,7 @@ def this_device(ranks: int, file: Path | None = None) -> Device:
     measured = read_measured(file or machine_file())
     gpus = _gpus()
     if not gpus:
-        return _cpu(ranks, measured)
+        return _calibrated_cpu(ranks, measured)
     name, memory = min(gpus, key=lambda gpu: gpu[1])
     device = of_name(name, memory)
     return replace(device, rates=measured.for_ranks(ranks)) if measured is not None and measured.on_gpu else device
@@ -42,22 +42,28 @@ def _gpus() -> list[tuple[str, int]]:
     return [(name, int(mib) * 2**20) for name, _, mib in lines]
 
 
-def _cpu(ranks: int, measured: Measured | None) -> Device:
+def _calibrated_cpu(ranks: int, measured: Measured | None) -> Device:
+    plain = cpu(host_memory() // ranks - PROCESS_BYTES, has_bf16=cpu_multiplies_bf16())
     rates = None if measured is None or measured.on_gpu else measured.for_ranks(ranks)
-    has_bf16 = cpu_multiplies_bf16()
-    fp32, half = (0.0, 0.0) if rates is None else (_peak(rates, "fp32"), _peak(rates, "bf16" if has_bf16 else "fp32"))
+    if rates is None:
+        return plain
+    half = _peak(rates, "bf16" if plain.has_bf16 else "fp32")
+    return replace(plain, half_tflops=half, fp32_tflops=_peak(rates, "fp32"), source="measured here", rates=rates)
+
+
+def cpu(memory_bytes: int, *, has_bf16: bool) -> Device:
+    """Return a rank's part of this machine's CPU and memory; of its speed nothing is known."""
     return Device(
         name=f"this machine's {cpu_name()}",
-        memory_gib=(host_memory() / ranks - PROCESS_BYTES) / GIB,
-        half_tflops=half,
-        fp32_tflops=fp32,
+        memory_gib=memory_bytes / GIB,
+        half_tflops=0.0,
+        fp32_tflops=0.0,
         memory_gb_per_second=0.0,
         link_gb_per_second=0.0,
         watts=0,
-        source="measured here" if rates else "not measured",
+        source="not measured",
         has_bf16=has_bf16,
         is_gpu=False,
-        rates=rates,
     )
 
 
