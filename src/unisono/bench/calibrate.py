@@ -86,6 +86,8 @@ def _measure(number: int, extent: Extent, say: Callable[[str], None]) -> tuple[R
             for process in processes:
                 process.kill()
                 process.wait()
+                if process.stdout is not None:
+                    process.stdout.close()
         if any(codes):
             rank = next(rank for rank, code in enumerate(codes) if code)
             told = (Path(folder) / f"{rank}.err").read_text(encoding="utf-8", errors="replace").strip()

@@ -67,7 +67,7 @@ def decide(
         raise ConfigError(
             f"no way to run this fits: the smallest ({', '.join(smallest.overrides)}) takes {_of(smallest)} a rank",
             where="strategy.name",
-            hint="\n".join(line.strip() for line in advice(smallest, config)),
+            hint="\n        ".join(line.strip() for line in list(advice(smallest, config))[1:]),
         )
     fastest = max(choice.seconds.tokens_per_second if choice.seconds else 0.0 for choice in fitting)
     best = min(fitting, key=lambda choice: _cost(choice, fastest))

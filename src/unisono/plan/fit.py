@@ -185,9 +185,8 @@ def as_lines(found: list[Choice], config: RunConfig, device: Device, price: floa
 def _needs(best: Choice, config: RunConfig, device: Device, price: float | None) -> Iterator[str]:
     load, seconds = best.load, best.seconds
     if seconds is None:
-        yield f"no seconds: nothing was measured here with so many ranks; {CALIBRATE}" + (
-            f" --gpus {load.ranks}" if load.ranks > 2 else ""
-        )
+        command = CALIBRATE + (f" --gpus {load.ranks}" if load.ranks > 2 else "")
+        yield f"no seconds: this machine was not measured with {load.ranks} ranks; run {command}"
     else:
         causes = ", ".join(f"{name} {value:.2g}" for name, value in seconds.by_cause.items() if value)
         yield (

@@ -24,7 +24,7 @@ from unisono.durable import replace_file
 from unisono.errors import ConfigError
 
 VERSION = 1
-CALIBRATE = "run `unisono plan --calibrate`"
+CALIBRATE = "unisono plan --calibrate"
 
 
 @dataclass(frozen=True)
@@ -149,10 +149,12 @@ def read_measured(file: Path, here: Identity | None = None) -> Measured | None:
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
         if raw.pop("version") != VERSION:
-            raise ConfigError("it was written by another version of unisono", where=str(file), hint=CALIBRATE)
+            raise ConfigError(
+                "it was written by another version of unisono", where=str(file), hint=f"run {CALIBRATE} again"
+            )
         measured = _understood(raw)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"it cannot be read: {error}", where=str(file), hint=f"{CALIBRATE} again") from None
+        raise ConfigError(f"it cannot be read: {error}", where=str(file), hint=f"run {CALIBRATE} again") from None
     _refuse_another(measured, here or this_machine(), file)
     return measured
 
@@ -180,7 +182,9 @@ def _refuse_another(measured: Measured, here: Identity, file: Path) -> None:
     different = [f"{name} {theirs[name]}, not {value}" for name, value in ours.items() if theirs[name] != value]
     if different:
         raise ConfigError(
-            f"it was measured elsewhere: {'; '.join(different)}", where=str(file), hint=f"{CALIBRATE} on this machine"
+            f"it was measured elsewhere: {'; '.join(different)}",
+            where=str(file),
+            hint=f"run {CALIBRATE} on this machine",
         )
 
 
