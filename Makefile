@@ -12,7 +12,7 @@ PYTEST := -m "not slow and not faults" --durations=15
 OLDEST_VERSIONS := torch==2.8.0 transformers==5.0.0 peft==0.18.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test faults check fuzz test-oldest plan-truth bench-peers
+.PHONY: help setup demo test faults check fuzz test-oldest plan-truth time-truth bench-peers
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -46,6 +46,9 @@ test-oldest: $(OLDEST)/ready  ## the whole test suite on the oldest versions pro
 
 plan-truth: $(VENV)/ready  ## the planner's bytes against what real steps allocate (two minutes; docs/plan.md)
 	@$(VENV)/bin/python -W ignore benchmarks/plan_truth.py $(ARGS)
+
+time-truth: $(VENV)/ready  ## the planner's seconds against those of real updates, here and now (three minutes; docs/plan.md)
+	@$(VENV)/bin/python -W ignore benchmarks/time_truth.py $(ARGS)
 
 bench-peers: $(PEERS)/ready  ## unisono beside a tutorial's loop and TRL: DATA=gsm8k_train.jsonl (half an hour)
 	@test -n "$(DATA)" || { echo "say where GSM8K is: make bench-peers DATA=path/to/gsm8k_train.jsonl"; exit 2; }

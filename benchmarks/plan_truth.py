@@ -19,8 +19,10 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,19 @@ def model_folder(shape: dict[str, Any], where: Path) -> Path:
 
 def measure(setting: Setting, folder: Path) -> int:
     """Take two updates on this rank, which has joined the others; returns the peak of the second, in bytes."""
+    live = Live()
+    update = prepare_updates(setting, folder, live)
+    with live:
+        for _ in range(2):
+            live.peak = live.bytes
+            if torch.cuda.is_available():
+                torch.cuda.reset_peak_memory_stats()
+            update()
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else live.peak
+
+
+def prepare_updates(setting: Setting, folder: Path, live: Live | None = None) -> Callable[[], object]:
+    """Collective. Build what a run builds, counted by ``live``; returns what takes an update."""
     from unisono import dist
     from unisono.build import load_and_shard
     from unisono.config.schema import LoraSection, ModelSection, StrategySection
@@ -196,34 +211,27 @@ def measure(setting: Setting, folder: Path) -> int:
         shard_ranks=setting.shard_ranks,
     )
     strategy = choose(chosen, world.size, DTYPES[setting.compute])
-    live = Live()
-    with live:
+    with live or nullcontext():
         saved, training, model = load_and_shard(
             section, folder, strategy, world, weights=DTYPES[setting.weights], seed=0
         )
-    for tensor in [*training.parameters(), *training.buffers()]:
-        live.add(tensor)  # what was read from files
+    if live is not None:
+        for tensor in [*training.parameters(), *training.buffers()]:
+            live.add(tensor)  # what was read from files
     optimizer = build_optimizer(OptimSection(name=setting.optimizer), trainable(training))
     strategy.bind(optimizer)
-    batches = [Batch(setting, saved.config.vocab_size) for _ in range(setting.num_micro)]
-
-    with live:
-        for _ in range(2):
-            live.peak = live.bytes
-            if world.device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            take_update(
-                model,
-                batches,
-                num_targets=setting.targets * setting.num_micro * world.size,
-                strategy=strategy,
-                optimizer=optimizer,
-                precision=Precision(setting.compute, world.device),
-                world=world,
-                rate=1e-4,
-                max_grad_norm=1.0,
-            )
-    return torch.cuda.max_memory_allocated() if world.device.type == "cuda" else live.peak
+    return partial(
+        take_update,
+        model,
+        [Batch(setting, saved.config.vocab_size) for _ in range(setting.num_micro)],
+        num_targets=setting.targets * setting.num_micro * world.size,
+        strategy=strategy,
+        optimizer=optimizer,
+        precision=Precision(setting.compute, world.device),
+        world=world,
+        rate=1e-4,
+        max_grad_norm=1.0,
+    )
 
 
 def run(settings: Sequence[Setting], where: Path) -> list[int]:

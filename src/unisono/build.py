@@ -94,6 +94,7 @@ class Run:
     order: Order | None  # None: the data is streamed
     total: int
     peak: float
+    settled: tuple[str, ...] = ()  # overrides by which the planner's answer differs from the run file
 
     @property
     def kept(self) -> list[tuple[str, torch.nn.Parameter]]:
@@ -121,7 +122,7 @@ class Run:
         return make_batches(self.config, self.inputs, store, self.world, self.strategy)
 
 
-def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
+def build(config: RunConfig, inputs: Inputs, world: World, compute: str, settled: tuple[str, ...] = ()) -> Run:
     """Collective. Load the model, wrap it, and lay out the order of the whole run."""
     check_same_data(inputs.data.train.key)
     strategy = choose_strategy(config.strategy, world.size, DTYPES[compute])
@@ -154,6 +155,7 @@ def build(config: RunConfig, inputs: Inputs, world: World, compute: str) -> Run:
         order=order,
         total=config.length.updates or (order.num_updates(config.length.epochs or 1) if order else 0),
         peak=peak_rate(config.optim, config.batch.global_size),
+        settled=settled,
     )
 
 

@@ -101,22 +101,46 @@ def config(
 
 @app.command()
 def plan(
-    run_file: RunFile,
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="RUN.yaml", help="the run file", show_default=False)
+    ] = None,
     overrides: Overrides = None,
-    device: Annotated[str, typer.Option(help="which GPU: rtx-3090, a100-80, h100 ...")] = "rtx-3090",
-    gpus: Annotated[int, typer.Option(min=1, max=1024, help="how many of them, in one machine")] = 1,
+    device: Annotated[
+        str | None, typer.Option(help="which GPU: rtx-3090, a100-80, h100 ... [this machine]", show_default=False)
+    ] = None,
+    gpus: Annotated[
+        int, typer.Option(min=1, max=1024, help="how many of them, in one machine; on a CPU, how many ranks")
+    ] = 1,
     nodes: Annotated[
         str | None, typer.Option(metavar="N|N..M", help="machines: how speed grows with them", show_default=False)
     ] = None,
     network: Annotated[str, typer.Option(help="between machines: ib-ndr, ib-hdr, ethernet-25 ...")] = "ib-ndr",
+    price: Annotated[
+        float | None, typer.Option(min=0, help="of a device and hour, in any currency", show_default=False)
+    ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="first measure this machine, for the seconds (under a minute)")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Does it fit, how, and how fast? By formula from config.json and the run file: no weights, no GPU needed."""
+    if calibrate:
+        from unisono.bench.calibrate import calibrate as measure
+
+        measure(sorted({1, 2, gpus}), _progress(as_json))
+    if run_file is None:
+        if calibrate:
+            return
+        raise typer.BadParameter("which run file? (or --calibrate)")
     from unisono.config.load import load
     from unisono.plan.fit import as_lines, as_object, choices
     from unisono.plan.hardware import find_device
+    from unisono.plan.here import this_device
 
-    settings, chosen = load(run_file, overrides or []).config, find_device(device)
+    settings = load(run_file, overrides or []).config
+    if nodes is not None and device is None:
+        raise typer.BadParameter("--nodes needs a --device: a speed on many machines is planned from data sheets")
+    chosen = this_device(gpus) if device is None else find_device(device)
     shape = _architecture(settings, chosen)
     if nodes is not None:
         raise typer.Exit(_scale(settings, shape, chosen, gpus, nodes, network, as_json))
@@ -124,7 +148,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps(as_object(found, chosen), indent=1))
     else:
-        typer.echo("\n".join(as_lines(found, settings, chosen)))
+        typer.echo("\n".join(as_lines(found, settings, chosen, price)))
     raise typer.Exit(0 if found[0].fits else 1)
 
 

@@ -93,7 +93,7 @@ class SummedCrossEntropy(torch.autograd.Function):
                 part = slice(start, start + chunk)
                 raw = F.linear(h[part], w, None if bias is None else bias.to(compute)).float()
                 target = targets[first + start : first + min(start + chunk, len(h)), None]
-                loss += _cross_entropy(raw, target, transform, None if low is None else low[part], grad_bias)
+                loss += cross_entropy(raw, target, transform, None if low is None else low[part], grad_bias)
             if low is not None and grad_hidden is not None:
                 grad_hidden[first : first + group] = low @ w
             if low is not None and grad_weight is not None:
@@ -112,7 +112,7 @@ class SummedCrossEntropy(torch.autograd.Function):
         return hidden, weight, bias, None, None, None, None
 
 
-def _cross_entropy(
+def cross_entropy(
     raw: torch.Tensor,
     target: torch.Tensor,
     transform: LogitTransform,

@@ -78,6 +78,8 @@ def memory_named(run: Run, where: Callable[[], str]) -> Iterator[None]:
 def _named(run: Run, where: str) -> OutOfMemoryError:
     budget, retry = smaller(run)
     if retry:
+        # the planner is not to change its mind in the next start: what it settled is named there
+        retry += tuple(each for each in run.settled if not each.startswith("batch."))
         return OutOfMemoryError(f"out of memory with {budget}", where=where, retry_with=retry, hint=f"try {retry[0]}")
     return OutOfMemoryError(
         f"out of memory with {budget}, and no smaller one would help",

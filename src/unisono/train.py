@@ -28,6 +28,7 @@ from unisono.pulse import LEFT, Pulse, open_pulse
 from unisono.resume import find_checkpoint, restore
 from unisono.runfolder import RunFolder, checkpoints_of, lock, open_run_folder
 from unisono.saving import Saver
+from unisono.settle import settle
 from unisono.state import TrainState, seed_update
 from unisono.step import take_update
 from unisono.stopping import AGAIN, StopRequest, interrupt, notice
@@ -49,9 +50,11 @@ def main(loaded: Loaded, pulse: Pulse) -> int:
     pulse.at("group")
     dist.join(world, config.launch.timeout_seconds)
     pulse.at("load")
-    run = build(config, inputs, world, compute)
-    check_length(config, run.total)
     say = print if world.is_first else _silent
+    settled = settle(loaded, inputs, world, compute, say)
+    config = settled.applied(config)
+    run = build(config, inputs, world, compute, settled.overrides)
+    check_length(config, run.total)
     pulse.at("resume")
     folder = find_checkpoint(config, checkpoints_of(config.run.output_dir), world, say)
     state = TrainState()

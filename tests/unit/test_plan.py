@@ -166,10 +166,12 @@ def test_the_command_answers_at_once_without_torch_or_weights(tmp_path: Path) ->
     assert answer.returncode == 1, answer.stderr
     for said in ("6,738,415,616 parameters", "does not fit", "model.lora={}", "GiB too much"):
         assert said in answer.stdout
-    fits = unisono("plan", file, "model.lora={}", "precision.weights=bf16", "--gpus", "4", "--json")
+    fits = unisono("plan", file, "model.lora={}", "precision.weights=bf16", "--device", "a10g", "--gpus", "4", "--json")
     assert fits.returncode == 0 and json.loads(fits.stdout)["choices"][0]["overrides"]
-    told = unisono("plan", file, "model.lora={}", "precision.weights=bf16").stdout
+    lora = ("model.lora={}", "precision.weights=bf16")
+    told = unisono("plan", file, *lora, "--device", "rtx-3090", "--gpus", "2", "--price", "0.5").stdout
     assert "100 updates: " in told and "kWh" in told and "GiB of disk for 3 checkpoints" in told
+    assert " at 0.5 a device and hour" in told
 
 
 @pytest.mark.parametrize(

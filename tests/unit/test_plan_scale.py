@@ -207,7 +207,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert [row["nodes"] for row in answer["curves"][0]["nodes"]] == [1, 2, 4]
     wrong = unisono(*arguments, "--network", "ib-ndt")
     assert wrong.returncode == 2 and "did you mean ib-ndr?" in wrong.stderr
-    none = unisono("plan", file, "model.lora=null", "strategy.name=ddp", "--gpus", "8", "--nodes", "2")
+    none = unisono(
+        "plan", file, "model.lora=null", "strategy.name=ddp", "--device", "rtx-3090", "--gpus", "8", "--nodes", "2"
+    )
     assert none.returncode == 1 and "it fits on none of them" in none.stdout
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from unisono.config.schema import OptimSection, RunConfig
+from unisono.config.schema import ModelSection, OptimSection, RunConfig
 from unisono.errors import ConfigError
 from unisono.plan.architecture import Architecture
 from unisono.plan.hardware import GIB, Device
+from unisono.plan.machine import CALIBRATE
+from unisono.plan.measured import seconds_measured
 from unisono.plan.memory import FP32, HALF, Load, Moment, checkpoint_bytes, host_bytes, peak
 from unisono.plan.time import Seconds, seconds_of_update
 
@@ -23,7 +25,7 @@ class Choice:
 
     load: Load
     peak: Moment
-    seconds: Seconds
+    seconds: Seconds | None  # None: nothing is known of the device's speed
     num_micro: int
     room_bytes: int
 
@@ -62,11 +64,23 @@ def choices(config: RunConfig, shape: Architecture, device: Device, ranks: int) 
     for load in _loads(config, shape, device, ranks, length):
         num_micro = max(1, round(size / (len(load.documents) * ranks)))
         load = replace(load, accumulates=num_micro > 1)
-        seconds = seconds_of_update(load, device, num_micro=num_micro)
+        seconds = _seconds(load, device, num_micro)
         found.append(Choice(load, peak(load), seconds, num_micro, device.memory_bytes))
-    return sorted(
-        found, key=lambda each: (not each.fits, -each.seconds.tokens_per_second if each.fits else each.peak.total)
-    )
+    return sorted(found, key=_rank)
+
+
+def _rank(choice: Choice) -> tuple[bool, float]:
+    """Order: what fits first, the fastest ahead; by size where no speed is known, or nothing fits."""
+    if not choice.fits or choice.seconds is None:
+        return not choice.fits, choice.peak.total
+    return False, -choice.seconds.tokens_per_second
+
+
+def _seconds(load: Load, device: Device, num_micro: int) -> Seconds | None:
+    """Predict from what was measured, else from a data sheet."""
+    if device.rates is not None:
+        return seconds_measured(load, device.rates, num_micro=num_micro)
+    return seconds_of_update(load, device, num_micro=num_micro) if device.half_tflops else None
 
 
 def computes_in_half(config: RunConfig, device: Device) -> bool:
@@ -88,7 +102,7 @@ def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
         has_dropout=model.lora is not None and model.lora.dropout > 0,
         is_packed=model.quantize != "none",
         ranks=ranks,
-        on_gpu=True,
+        on_gpu=device.is_gpu,
     )
     base = replace(base, moment_bytes=moment_bytes(optim, base))
     if batch.micro_size is not None:
@@ -99,7 +113,7 @@ def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
         most = max(1, (batch.global_size or SIZES[-1]) // ranks)
         sizes = [size for size in SIZES if size <= most]
     for strategy, shared, always in _strategies(config, ranks):
-        for checkpointing in (True,) if model.activation_checkpointing != "none" else (False, True):
+        for checkpointing in (False, True) if model.activation_checkpointing == "none" else (recomputes(model),):
             for size in sizes:
                 yield replace(
                     base,
@@ -110,6 +124,14 @@ def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
                     exchanges_always=always,
                     checkpointing=checkpointing,
                 )
+
+
+def recomputes(model: ModelSection) -> bool:
+    """Tell whether whole blocks are computed again.
+
+    The other two ways are bounded from above: selective by nothing computed again, offload by inputs that stay.
+    """
+    return model.activation_checkpointing in ("full", "offload")
 
 
 def moment_bytes(optim: OptimSection, load: Load) -> float:
@@ -149,8 +171,8 @@ def _strategies(config: RunConfig, ranks: int) -> Iterator[tuple[str, bool, bool
         yield from (("fsdp2", False, always) for always in ((True,) if section.exchange != "update" else (False, True)))
 
 
-def as_lines(found: list[Choice], config: RunConfig, device: Device) -> Iterator[str]:
-    """Tell the choices, what the best one needs, and what to do if none fits."""
+def as_lines(found: list[Choice], config: RunConfig, device: Device, price: float | None = None) -> Iterator[str]:
+    """Tell the choices, what the best one needs, and what to do if none fits. ``price``: of a device and hour."""
     best = found[0]
     load, ranks = best.load, best.load.ranks
     yield (
@@ -160,7 +182,9 @@ def as_lines(found: list[Choice], config: RunConfig, device: Device) -> Iterator
     yield f"{'GiB a rank':>12}  {'tokens/s':>9}  {'MFU':>4}  "
     num_fitting = sum(each.fits for each in found)
     for each in found[:SHOWN]:
-        speed = f"{each.seconds.tokens_per_second:9,.0f}  {each.seconds.mfu(device):4.0%}"
+        speed = f"{'-':>9}  {'-':>4}"
+        if each.seconds is not None:
+            speed = f"{each.seconds.tokens_per_second:9,.0f}  {each.seconds.mfu(device):4.0%}"
         missing = "" if each.fits else f"   does not fit: {(each.peak.total - each.room_bytes) / GIB:.1f} GiB too much"
         yield f"{each.peak.total / GIB:12.1f}  {speed}  {' '.join(each.overrides)}{missing}"
     if len(found) > SHOWN:
@@ -169,20 +193,21 @@ def as_lines(found: list[Choice], config: RunConfig, device: Device) -> Iterator
     for part, size in sorted(best.peak.parts.items(), key=lambda item: -item[1]):
         if size:
             yield f"{size / GIB:12.2f} GiB  {part}"
-    yield from _advice(best, config) if not best.fits else _needs(best, config, device)
+    yield from advice(best, config) if not best.fits else _needs(best, config, device, price)
 
 
-def _needs(best: Choice, config: RunConfig, device: Device) -> Iterator[str]:
+def _needs(best: Choice, config: RunConfig, device: Device, price: float | None) -> Iterator[str]:
     load, seconds = best.load, best.seconds
-    yield (
-        f"an update: {seconds.total:.2f} s, of it products {seconds.products:.2f}, element-wise "
-        f"{seconds.elementwise:.2f}, exchange {seconds.exchange:.2f}, optimizer {seconds.optimizer:.2f}; "
-        f"{best.num_micro} micro-batches a rank, {seconds.tokens:,} tokens"
-    )
-    if config.length.updates is not None:
-        hours = seconds.total * config.length.updates / 3600
-        energy = hours * load.ranks * device.watts / 1000
-        yield f"{config.length.updates:,} updates: {hours:.1f} h and {energy:.1f} kWh at most ({device.watts} W each)"
+    if seconds is None:
+        command = CALIBRATE + (f" --gpus {load.ranks}" if load.ranks > 2 else "")
+        yield f"no seconds: this machine was not measured with {load.ranks} ranks; run {command}"
+    else:
+        causes = ", ".join(f"{name} {value:.2g}" for name, value in seconds.by_cause.items() if value)
+        yield (
+            f"an update: {seconds.total:.3g} s, of it {causes}; "
+            f"{best.num_micro} micro-batches a rank, {seconds.tokens:,} tokens"
+        )
+        yield _dues(seconds.total / 3600, config.length.updates or 1000, load.ranks, device, price)
     disk = checkpoint_bytes(load) * config.checkpoint.keep
     yield (
         f"besides: {host_bytes(load) / GIB:.1f} GiB of host memory a rank for a save in the background, "
@@ -190,7 +215,16 @@ def _needs(best: Choice, config: RunConfig, device: Device) -> Iterator[str]:
     )
 
 
-def _advice(best: Choice, config: RunConfig) -> Iterator[str]:
+def _dues(hours_each: float, updates: int, ranks: int, device: Device, price: float | None) -> str:
+    """Say time, energy and price of so many updates."""
+    hours = hours_each * updates
+    told = f"{updates:,} updates: {hours:.1f} h" if hours >= 1 else f"{updates:,} updates: {60 * hours:.1f} min"
+    if device.watts:
+        told += f" and {hours * ranks * device.watts / 1000:.1f} kWh at most ({device.watts} W each)"
+    return told if price is None else f"{told}; {hours * ranks * price:,.2f} at {price:g} a device and hour"
+
+
+def advice(best: Choice, config: RunConfig) -> Iterator[str]:
     """What would help, in the order of what it costs."""
     yield "nothing fits. What helps:"
     if config.model.lora is None:
@@ -209,7 +243,7 @@ def _advice(best: Choice, config: RunConfig) -> Iterator[str]:
 def as_object(found: list[Choice], device: Device) -> dict[str, object]:
     """Give all choices as plain values."""
     return {
-        "device": vars(device),
+        "device": {name: value for name, value in vars(device).items() if name != "rates"},
         "choices": [
             {
                 "fits": each.fits,
@@ -217,14 +251,9 @@ def as_object(found: list[Choice], device: Device) -> dict[str, object]:
                 "peak_bytes": each.peak.total,
                 "when": each.peak.name,
                 "bytes": each.peak.parts,
-                "seconds_of_update": {
-                    "products": each.seconds.products,
-                    "elementwise": each.seconds.elementwise,
-                    "exchange": each.seconds.exchange,
-                    "optimizer": each.seconds.optimizer,
-                },
-                "tokens_per_second": each.seconds.tokens_per_second,
-                "mfu": each.seconds.mfu(device),
+                "seconds_of_update": each.seconds and each.seconds.by_cause,
+                "tokens_per_second": each.seconds and each.seconds.tokens_per_second,
+                "mfu": each.seconds and each.seconds.mfu(device),
                 "num_micro_batches": each.num_micro,
                 "host_bytes": host_bytes(each.load),
                 "checkpoint_bytes": checkpoint_bytes(each.load),

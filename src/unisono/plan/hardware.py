@@ -13,16 +13,21 @@ vendors' figures, by our assumption. Corrected then: A10G 35 TFLOPS of fp32 (31.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from unisono.errors import LaunchError
+from unisono.plan.machine import Rates
 
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator. ``has_bf16``: it multiplies bf16, else half is fp16."""
+    """One accelerator, or this machine's CPU. ``has_bf16``: it multiplies bf16, else half is fp16.
+
+    ``rates``: what was measured here; without them and without a data sheet (``half_tflops`` 0) there are no seconds.
+    """
 
     name: str
     memory_gib: float
@@ -33,6 +38,8 @@ class Device:
     watts: int
     source: str
     has_bf16: bool = True
+    is_gpu: bool = True
+    rates: Rates | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -76,3 +83,17 @@ def find_device(name: str) -> Device:
         f"--device {name}: its figures are not known; those of {', '.join(DEVICES)} are",
         hint=f"did you mean {' or '.join(near)}?" if near else None,
     )
+
+
+def of_name(name: str, memory_bytes: int) -> Device:
+    """Return a GPU that torch or the driver calls ``name``: its data sheet's figures, with the memory it really has.
+
+    One that is not in the table has an rtx-3090's figures, to compare choices by: they differ by ratios alone.
+    """
+    words, gib = set(re.findall("[a-z0-9]+", name.lower())), memory_bytes / GIB
+    for device in _DEVICES:
+        model = re.sub(r"-(16|32|40|80)$", "", device.name)  # a memory size tells two of a name apart
+        if set(model.split("-")) <= words and abs(device.memory_gib / gib - 1) < 0.1:
+            return replace(device, memory_gib=gib)
+    like = DEVICES["rtx-3090"]
+    return replace(like, name=name, memory_gib=gib, source=f"speed unknown, taken as that of {like.name}")

@@ -17,7 +17,7 @@ from unisono.plan.fit import Choice, choices
 from unisono.plan.hardware import GIB, Device
 from unisono.plan.links import Cluster, Network
 from unisono.plan.memory import Load, peak
-from unisono.plan.time import seconds_of_update
+from unisono.plan.time import Seconds, seconds_of_update
 
 ENOUGH = 0.8  # an efficiency below it is said to be a break
 MOST_MACHINES = 4096
@@ -33,6 +33,12 @@ class Row:
     efficiency: float  # tokens a second and GPU, against one machine's
 
     @property
+    def seconds(self) -> Seconds:
+        """Of an update; planned from a data sheet, so that they are known."""
+        assert self.choice.seconds is not None
+        return self.choice.seconds
+
+    @property
     def samples(self) -> int:
         """Samples of the GPU that has most."""
         return -(-self.size // self.cluster.ranks)
@@ -41,12 +47,12 @@ class Row:
     def tokens_per_second(self) -> float:
         """Of all ranks together; places that have no sample do not count."""
         load = self.choice.load
-        return self.size * load.tokens / len(load.documents) / self.choice.seconds.total
+        return self.size * load.tokens / len(load.documents) / self.seconds.total
 
     @property
     def communication(self) -> float:
         """Share of an update in which a GPU waits for others' bytes."""
-        return self.choice.seconds.exchange / self.choice.seconds.total
+        return self.seconds.exchange / self.seconds.total
 
     @property
     def idle(self) -> float:
@@ -139,6 +145,7 @@ def _choose(config: RunConfig, load: Load, cluster: Cluster) -> Choice:
 
 def _rank(choice: Choice) -> tuple[bool, float]:
     """Put what fits first, the fastest first; of the rest, the smallest."""
+    assert choice.seconds is not None, "planned from a data sheet"
     return not choice.fits, choice.seconds.total if choice.fits else choice.peak.total
 
 
@@ -152,7 +159,7 @@ def _compared(name: str, rows: Sequence[Row], numbers: Sequence[int]) -> Curve:
 
 def reason(row: Row, base: Row) -> str:
     """Say what costs most of a row's efficiency: bytes between ranks, samples that are missing, or the optimizer."""
-    optimizer, before = (each.choice.seconds.optimizer / each.choice.seconds.total for each in (row, base))
+    optimizer, before = (each.seconds.optimizer / each.seconds.total for each in (row, base))
     causes = {
         f"GPUs wait for communication in {row.communication:.0%} of an update": row.communication - base.communication,
         f"the optimizer's step, {optimizer:.0%} of an update, does not get shorter": optimizer - before,
@@ -238,7 +245,7 @@ def _rows(curve: Curve) -> list[dict[str, Any]]:
             "tokens_per_second": row.tokens_per_second,
             "efficiency": row.efficiency,
             "exposed_share": row.communication,
-            "mfu": row.choice.seconds.mfu(row.cluster.device),
+            "mfu": row.seconds.mfu(row.cluster.device),
             "peak_bytes": row.choice.peak.total,
             "fits": row.choice.fits,
             "overrides": row.choice.overrides,

@@ -31,12 +31,26 @@ class Seconds:
     optimizer: float
     flops: float  # of the model, on one rank; what checkpointing computes again is not counted
     tokens: int  # of all ranks
-    elementwise: float = 0.0
+    attention: float = 0.0  # where it was measured by itself; else it is among the products
+    elementwise: float = 0.0  # likewise
+    overhead: float = 0.0  # likewise: Python, dispatch, hooks
+
+    @property
+    def by_cause(self) -> dict[str, float]:
+        """Return the parts."""
+        return {
+            "products": self.products,
+            "attention": self.attention,
+            "element-wise": self.elementwise,
+            "overhead": self.overhead,
+            "exchange": self.exchange,
+            "optimizer": self.optimizer,
+        }
 
     @property
     def total(self) -> float:
         """All of them."""
-        return self.products + self.elementwise + self.exchange + self.optimizer
+        return sum(self.by_cause.values())
 
     @property
     def tokens_per_second(self) -> float:
