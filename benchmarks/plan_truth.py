@@ -53,7 +53,7 @@ class Setting:
     lora_targets: str | list[str] = "all-linear"
     dropout: float = 0.0  # of the adapters
     quantize: str = "none"
-    checkpointing: bool = False
+    recompute: str = "none"
     strategy: str = "single"
     ranks: int = 1
     share_optimizer: bool = False
@@ -189,19 +189,23 @@ def prepare_updates(setting: Setting, folder: Path, live: Live | None = None) ->
     from unisono import dist
     from unisono.build import load_and_shard
     from unisono.config.schema import LoraSection, ModelSection, StrategySection
+    from unisono.model import recompute
     from unisono.optim import build_optimizer
     from unisono.precision import DTYPES, Precision
     from unisono.resume import trainable
     from unisono.step import take_update
     from unisono.strategy import choose
 
+    if setting.recompute == "offload":  # here the host is the device: what waits there must not count
+        recompute.to_host = lambda tensor: (tensor.device, tensor.detach().numpy().copy())
+        recompute.from_host = lambda kept: torch.from_numpy(kept[1]).clone()
     world = dist.find_world()
     section = ModelSection(
         path=str(folder),
         lora=None
         if setting.lora is None
         else LoraSection(rank=setting.lora, targets=setting.lora_targets, dropout=setting.dropout),
-        activation_checkpointing="full" if setting.checkpointing else "none",
+        activation_checkpointing=setting.recompute,
         quantize=setting.quantize,
     )
     chosen = StrategySection(
@@ -269,7 +273,7 @@ def predicted(setting: Setting) -> Moment:
         lora_targets=setting.lora_targets,
         has_dropout=setting.dropout > 0,
         is_packed=setting.quantize != "none",
-        checkpointing=setting.checkpointing,
+        recompute=setting.recompute,
         strategy=setting.strategy,
         ranks=setting.ranks,
         share_optimizer=setting.share_optimizer,
@@ -312,7 +316,7 @@ def settings() -> list[Setting]:
             Setting(f"{strategy} full bf16", short, "bf16", **two),
             Setting(f"{strategy} lora bf16", short, "bf16", lora=8, **two),
             Setting(f"{strategy} full bf16, accumulation", short, "bf16", num_micro=2, **two),
-            Setting(f"{strategy} full bf16, checkpointing", short, "bf16", checkpointing=True, **two),
+            Setting(f"{strategy} full bf16, checkpointing", short, "bf16", recompute="full", **two),
         ]
     return [
         *found,
@@ -329,9 +333,14 @@ def settings() -> list[Setting]:
             exchange="micro_batch",
         ),
         Setting("full bf16, accumulation", short, "bf16", num_micro=2),
-        Setting("full bf16, checkpointing", short, "bf16", checkpointing=True),
-        Setting("full fp32, checkpointing", one, checkpointing=True),
-        Setting("lora bf16, checkpointing", short, "bf16", lora=8, checkpointing=True),
+        Setting("full bf16, checkpointing", short, "bf16", recompute="full"),
+        Setting("full bf16, selective", short, "bf16", recompute="selective", shape=wide),
+        Setting("full fp32, selective", one, recompute="selective"),
+        Setting("lora bf16, selective", short, "bf16", lora=8, recompute="selective", shape=wide),
+        Setting("fsdp2 full bf16, selective", short, "bf16", recompute="selective", **two),
+        Setting("full bf16, inputs on the host", short, "bf16", recompute="offload"),
+        Setting("full fp32, checkpointing", one, recompute="full"),
+        Setting("lora bf16, checkpointing", short, "bf16", lora=8, recompute="full"),
         Setting("lora over bf16 weights", short, "bf16", "bf16", lora=8),
         Setting("lora bf16 on q and v", short, "bf16", lora=8, lora_targets=q_and_v),
         Setting("lora fp32 on q and v", one, lora=8, lora_targets=q_and_v),
@@ -340,7 +349,7 @@ def settings() -> list[Setting]:
         Setting("lora bf16, dropout", short, "bf16", lora=8, dropout=0.1),
         Setting("lora fp32, dropout", one, lora=8, dropout=0.1),
         Setting("lora over nf4 and bf16, dropout", short, "bf16", "bf16", lora=8, quantize="nf4", dropout=0.1),
-        Setting("lora bf16, dropout, checkpointing", short, "bf16", lora=8, dropout=0.1, checkpointing=True),
+        Setting("lora bf16, dropout, checkpointing", short, "bf16", lora=8, dropout=0.1, recompute="full"),
         Setting("lora on q and v, dropout", short, "bf16", lora=8, lora_targets=q_and_v, dropout=0.1),
         Setting("lora over nf4 weights", short, "bf16", lora=8, quantize="nf4"),
         Setting("lora over nf4 and bf16", short, "bf16", "bf16", lora=8, quantize="nf4"),

@@ -87,7 +87,7 @@ def load_of(row: dict[str, Any], shape: Architecture) -> Load:
         lora_targets=row.get("lora_targets", "all-linear"),
         has_dropout=row.get("dropout", 0.0) > 0,
         is_packed=row.get("quantize", "none") != "none",
-        checkpointing=row.get("checkpointing", False),
+        recompute="full" if row.get("checkpointing") else "none",
         moment_bytes=2 * HALF,  # AdamW's have the format of the parameters
         strategy=row.get("strategy", "single"),
         ranks=row.get("ranks", 1),

@@ -44,7 +44,7 @@ def planned(case: Case, folder: Path) -> list[tuple[str, int, int]]:
         is_half=case.compute == "bf16",
         has_half_weights=case.weights == "bf16",
         lora_rank=case.lora,
-        checkpointing=case.checkpointing,
+        recompute="full" if case.checkpointing else "none",
         strategy=case.strategy,
         ranks=case.ranks,
         share_optimizer=case.share_optimizer,

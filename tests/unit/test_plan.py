@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.sizes import LLAMA_2_7B
 from unisono.config.load import load
 from unisono.plan.architecture import architecture_of
-from unisono.plan.fit import as_object, choices
+from unisono.plan.fit import EVERY_WAY, as_object, choices
 from unisono.plan.hardware import DEVICES, GIB, find_device
 from unisono.plan.memory import Load, base_bytes, host_bytes, moments, peak
 from unisono.plan.time import forward_flops, seconds_of_update
@@ -40,7 +40,7 @@ def loads(draw: st.DrawFn) -> Load:
         draw(st.integers(1, sum(documents))),
         is_half=draw(st.booleans()),
         lora_rank=lora,
-        checkpointing=draw(st.booleans()),
+        recompute=draw(st.sampled_from(["none", "selective", "full", "offload"])),
         moment_bytes=draw(st.sampled_from([0.0, 2.03, 4.0, 8.0])),
         strategy=strategy,
         ranks=1 if strategy == "single" else draw(st.integers(2, 64)),
@@ -56,7 +56,8 @@ def test_bytes_move_the_right_way(load: Load) -> None:
     size = peak(load).total
     longer = replace(load, documents=(*load.documents, 64), targets=load.targets + 64)
     assert peak(longer).total >= size
-    assert peak(replace(load, checkpointing=True)).total <= size
+    none, selective, full, offload = (peak(replace(load, recompute=way)).total for way in EVERY_WAY)
+    assert offload <= full <= min(none, selective)
     assert peak(replace(load, moment_bytes=load.moment_bytes + 1)).total > size
     assert peak(replace(load, accumulates=True)).total >= size
     if load.strategy == "ddp":
@@ -77,13 +78,13 @@ def test_the_state_of_a_full_7b_is_sixteen_bytes_a_parameter_on_every_card() -> 
 def test_what_the_planner_knows_of_the_code_is_so() -> None:
     """It may not import torch, and so repeats these."""
     from unisono import loss
-    from unisono.model import products, quantize
+    from unisono.model import products, quantize, recompute
     from unisono.optim import lean
     from unisono.plan import fit, memory
 
     assert (memory.CHUNK_BYTES, memory.GROUP_BYTES) == (loss.CHUNK_BYTES, loss.GROUP_BYTES)
     assert products.LONGEST == memory.SHORT and memory.NF4_BYTES == 0.5 + 4 / quantize.BLOCK
-    assert fit.BLOCK == lean.BLOCK
+    assert fit.BLOCK == lean.BLOCK and memory.FEWEST_TERMS == recompute.FEWEST_TERMS
 
 
 def test_published_lora_7b_on_an_a10g() -> None:
@@ -99,7 +100,7 @@ def test_products_are_six_a_parameter_and_token() -> None:
     device = find_device("a100-80")
     full, adapters = (seconds_of_update(each, device, num_micro=1) for each in (FULL, LORA))
     assert full.products == pytest.approx(1.5 * adapters.products)
-    again = seconds_of_update(replace(FULL, checkpointing=True), device, num_micro=1)
+    again = seconds_of_update(replace(FULL, recompute="full"), device, num_micro=1)
     assert again.products == pytest.approx(full.products * 4 / 3) and again.flops == full.flops
     assert 0.3 < full.mfu(device) < 0.5
 

@@ -66,7 +66,7 @@ def test_checkpointing_only_where_it_is_needed(decided) -> None:  # type: ignore
     sizes = (160, 60, 24, 16, 12)
     found = [decided(gpu(gib), 4).values for gib in sizes]
     assert "model.activation_checkpointing" not in found[0] | found[1]
-    assert found[-1]["model.activation_checkpointing"] == "full"
+    assert found[-1]["model.activation_checkpointing"] in ("selective", "full")
     tokens = [values.get("batch.micro_tokens", GPU_TOKENS) for values in found]
     assert all(1024 <= each <= GPU_TOKENS for each in tokens)
 

@@ -40,7 +40,7 @@ def test_seconds_move_the_right_way(
         sum(documents),
         is_half=is_half,
         lora_rank=lora,
-        checkpointing=checkpointing,
+        recompute="full" if checkpointing else "none",
         strategy="single" if ranks == 1 else "ddp",
         ranks=ranks,
     )
@@ -48,7 +48,7 @@ def test_seconds_move_the_right_way(
     assert all(value >= 0 for value in seconds.by_cause.values())
     assert seconds.tokens == sum(documents) * ranks
     assert total(replace(load, documents=[*documents, 64], targets=load.targets + 64)) > seconds.total
-    assert total(replace(load, checkpointing=True)) >= seconds.total
+    assert total(replace(load, recompute="full")) >= seconds.total
     assert total(replace(load, architecture=replace(SHAPE, layers=5))) > seconds.total
     assert seconds.total < total(load, 2) <= 2 * seconds.total + 1
     if lora is None:

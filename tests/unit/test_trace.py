@@ -72,8 +72,8 @@ def test_a_trace_agrees_with_the_formulas(tmp_path: Path, family: str) -> None:
         assert ours.trained == load.trained and found.is_tied == shape.is_tied
         assert kept_bytes(ours) == pytest.approx(kept_bytes(load), rel=0.03), (formats, lora)
         assert found.kept_by_pair == pytest.approx(0, abs=1e-6)
-        for checkpointing in (False, True):
-            pair = [peak(replace(each, checkpointing=checkpointing)).total for each in (ours, load)]
+        for recompute in ("none", "full"):
+            pair = [peak(replace(each, recompute=recompute)).total for each in (ours, load)]
             assert pair[0] == pytest.approx(pair[1], rel=0.03)
 
 

@@ -14,7 +14,7 @@ from unisono.config.check import check
 from unisono.config.schema import RunConfig
 from unisono.errors import ConfigError
 from unisono.plan.architecture import Architecture
-from unisono.plan.fit import Choice, advice, choices, recomputes
+from unisono.plan.fit import EVERY_WAY, Choice, advice, choices
 from unisono.plan.hardware import GIB, Device
 
 GPU_TOKENS, CPU_TOKENS = 8192, 2048  # of a micro-batch, as ever (build.py); a larger one gains nothing
@@ -77,11 +77,18 @@ def decide(
     return Decision(_values(best, config, usual), f"auto: {why}; {_words(best)}: {_of(best)} planned")
 
 
-def _cost(choice: Choice, fastest: float) -> tuple[bool, bool, bool, bool, bool, int]:
+def _cost(choice: Choice, fastest: float) -> tuple[bool, int, bool, bool, bool, int]:
     """Order: nearly the fastest, then the plainest, then the fullest micro-batch."""
     load, speed = choice.load, choice.seconds.tokens_per_second if choice.seconds else fastest
     is_slow = speed < (1 - EQUAL) * fastest
-    return is_slow, load.checkpointing, load.is_sharded, load.share_optimizer, load.exchanges_always, -load.tokens
+    return (
+        is_slow,
+        EVERY_WAY.index(load.recompute),
+        load.is_sharded,
+        load.share_optimizer,
+        load.exchanges_always,
+        -load.tokens,
+    )
 
 
 def _usual(config: RunConfig, shape: Architecture, device: Device, ranks: int, longest: int) -> Choice:
@@ -92,7 +99,7 @@ def _usual(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
     return next(
         choice
         for choice in choices(_sized(config, ranks, longest, tokens), shape, device, ranks)
-        if (load := choice.load).checkpointing == recomputes(config.model)
+        if (load := choice.load).recompute == config.model.activation_checkpointing
         and (load.strategy, load.share_optimizer, load.exchanges_always) == wanted
     )
 
@@ -128,7 +135,7 @@ def _keeps(choice: Choice, config: RunConfig, named: set[str]) -> bool:
         return False
     if "strategy.exchange" in named and load.exchanges_always != (strategy.exchange == "micro_batch"):
         return False
-    if "model.activation_checkpointing" in named and load.checkpointing != recomputes(config.model):
+    if "model.activation_checkpointing" in named and load.recompute != config.model.activation_checkpointing:
         return False
     try:
         check(Decision(_values(choice, config)).applied(config))
@@ -144,8 +151,8 @@ def _values(choice: Choice, config: RunConfig, usual: Choice | None = None) -> d
         values["strategy.name"] = load.strategy
     if load.share_optimizer and not config.strategy.share_optimizer:
         values["strategy.share_optimizer"] = True
-    if load.checkpointing and not recomputes(config.model):
-        values["model.activation_checkpointing"] = "full"
+    if load.recompute != config.model.activation_checkpointing:
+        values["model.activation_checkpointing"] = load.recompute
     if load.exchanges_always and config.strategy.exchange == "update":
         values["strategy.exchange"] = "micro_batch"
     if _sizes_are_open(config) and (usual is None or load.tokens != usual.load.tokens):
@@ -158,7 +165,7 @@ def _words(choice: Choice) -> str:
     extras = [
         *(["its optimizer shared out"] if load.share_optimizer else []),
         *(["exchanging after each micro-batch"] if load.exchanges_always else []),
-        *(["activation checkpointing"] if load.checkpointing else []),
+        *([f"{load.recompute} activation checkpointing"] if load.checkpointing else []),
         f"micro-batches of {len(load.documents)} x {load.documents[0]:,} tokens",
     ]
     return ", ".join([load.strategy, *extras])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from unisono.config.schema import ModelSection, OptimSection, RunConfig
+from unisono.config.schema import OptimSection, RunConfig
 from unisono.errors import ConfigError
 from unisono.plan.architecture import Architecture
 from unisono.plan.hardware import GIB, Device
@@ -15,6 +15,8 @@ from unisono.plan.memory import FP32, HALF, Load, Moment, checkpoint_bytes, host
 from unisono.plan.time import Seconds, seconds_of_update
 
 SIZES = (1, 2, 4, 8, 16, 32)  # samples of full length in a micro-batch
+WAYS = ("none", "selective", "full")  # of activation checkpointing, tried where the run file has none
+EVERY_WAY = (*WAYS, "offload")
 SHOWN = 6
 BLOCK = 256  # values of a row that share a scale, in moments of 8 bits (optim.lean)
 
@@ -42,7 +44,7 @@ class Choice:
             f"strategy.name={load.strategy}",
             *(["strategy.share_optimizer=true"] if load.share_optimizer else []),
             *(["strategy.exchange=micro_batch"] if load.exchanges_always else []),
-            *(["model.activation_checkpointing=full"] if load.checkpointing else []),
+            *([f"model.activation_checkpointing={load.recompute}"] if load.checkpointing else []),
             f"batch.micro_tokens={load.tokens}",
         ]
 
@@ -113,7 +115,7 @@ def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
         most = max(1, (batch.global_size or SIZES[-1]) // ranks)
         sizes = [size for size in SIZES if size <= most]
     for strategy, shared, always in _strategies(config, ranks):
-        for checkpointing in (False, True) if model.activation_checkpointing == "none" else (recomputes(model),):
+        for recompute in WAYS if model.activation_checkpointing == "none" else (model.activation_checkpointing,):
             for size in sizes:
                 yield replace(
                     base,
@@ -122,16 +124,8 @@ def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
                     strategy=strategy,
                     share_optimizer=shared,
                     exchanges_always=always,
-                    checkpointing=checkpointing,
+                    recompute=recompute,
                 )
-
-
-def recomputes(model: ModelSection) -> bool:
-    """Tell whether whole blocks are computed again.
-
-    The other two ways are bounded from above: selective by nothing computed again, offload by inputs that stay.
-    """
-    return model.activation_checkpointing in ("full", "offload")
 
 
 def moment_bytes(optim: OptimSection, load: Load) -> float:

@@ -75,7 +75,7 @@ def seconds_measured(load: Load, rates: Rates, *, num_micro: int) -> Seconds:
 def _counted(load: Load, rates: Rates, num_micro: int) -> Seconds:
     """Add up the operations."""
     clock = Clock(rates, load.is_half)
-    again = _forward(load, clock, again=True) if load.checkpointing else Pass(0.0, 0.0, 0.0)
+    again = _forward(load, clock, again=True) if load.repeats_products else Pass(0.0, 0.0, 0.0)
     one = _forward(load, clock) + _backward(load, clock) + again + _head(load, clock)
     accumulated = num_micro - (load.strategy == "single")  # the first gradient is taken over as it is
     return Seconds(

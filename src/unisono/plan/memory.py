@@ -14,6 +14,7 @@ from unisono.plan.architecture import Architecture
 
 SHORT = 512  # tokens of a document whose attention keeps its probabilities on a CPU (model.products)
 CHUNK_BYTES, GROUP_BYTES = 32 * 2**20, 128 * 2**20  # of the loss head (loss.py)
+FEWEST_TERMS = 256  # of a product that selective checkpointing keeps (model/recompute.py)
 NF4_BYTES = 0.5 + 4 / 64  # of a value: four bits, and a scale in fp32 for 64 of them
 FP32, HALF = 4, 2
 # An assumption, not a measurement: context, libraries and their workspaces on a GPU, and what its allocator cannot use.
@@ -34,7 +35,7 @@ class Load:
     lora_targets: str | list[str] = "all-linear"
     has_dropout: bool = False  # on the adapters' inputs
     is_packed: bool = False  # frozen matrices in NF4
-    checkpointing: bool = False
+    recompute: str = "none"  # what backward computes again, as in model.activation_checkpointing
     moment_bytes: float = 8  # the optimizer's, for a trained value
     strategy: str = "single"
     ranks: int = 1
@@ -48,6 +49,16 @@ class Load:
     def tokens(self) -> int:
         """Tokens of the micro-batch."""
         return sum(self.documents)
+
+    @property
+    def checkpointing(self) -> bool:
+        """Something is computed again, block by block."""
+        return self.recompute != "none"
+
+    @property
+    def repeats_products(self) -> bool:
+        """Whole blocks are computed again."""
+        return self.recompute in ("full", "offload")
 
     @property
     def is_sharded(self) -> bool:
@@ -121,8 +132,12 @@ def peak(load: Load) -> Moment:
 
 
 def host_bytes(load: Load) -> int:
-    """Return what a save copies on this rank: weights that are trained and moments, each written by one rank."""
-    return -(-checkpoint_bytes(load) // load.ranks)
+    """Return what a save copies on this rank: weights that are trained and moments, each written by one rank.
+
+    Besides, where blocks' inputs wait on the host, those.
+    """
+    inputs = load.tokens * load.architecture.layers * load.architecture.hidden * load.weight_bytes
+    return -(-checkpoint_bytes(load) // load.ranks) + (inputs if load.recompute == "offload" else 0)
 
 
 def checkpoint_bytes(load: Load) -> int:
@@ -233,7 +248,7 @@ def _copies_of_block(load: Load, *, kept: bool = False) -> int:
 
 
 def _kept_by_layer(load: Load, *, whole: bool = False) -> int:
-    """Bytes per token that backward needs of a block; with checkpointing its input alone, unless ``whole``.
+    """Bytes per token that backward needs of a block; with checkpointing what that keeps, unless ``whole``.
 
     Norms: their input in fp32 and 1 / rms; and the normalized values where their weight is trained. Products: their
     input, which autocast copies for each of them (3 h, a, 2 h, f); with adapters, those of the adapted layers. MLP:
@@ -243,7 +258,7 @@ def _kept_by_layer(load: Load, *, whole: bool = False) -> int:
     shape, c = load.architecture, load.computed_bytes
     stream = load.weight_bytes
     if load.checkpointing and not whole:
-        return stream * shape.hidden
+        return (stream * shape.hidden if load.recompute != "offload" else 0) + _selected(load)
     if shape.kept is not None:
         return int(shape.kept.by_token)
     h, is_trained = shape.hidden, load.lora_rank is None
@@ -256,6 +271,22 @@ def _kept_by_layer(load: Load, *, whole: bool = False) -> int:
     if shape.experts > 1:
         mlp += c * h * (2 * shape.experts_per_token + 1)
     return norms + heads + mlp + _inputs(load) + _attention(load)
+
+
+def _selected(load: Load) -> int:
+    """Bytes per token that selective checkpointing keeps besides: what products gave, and fused attention.
+
+    Products of few terms (model.recompute), among them the adapters' second ones, are done again.
+    """
+    shape, c = load.architecture, load.computed_bytes
+    if load.recompute != "selective":
+        return 0
+    outputs = sum(out for terms, out in shape.linear().values() if terms >= FEWEST_TERMS)
+    if load.lora_rank is not None:
+        adapted = shape.linear(load.lora_targets).values()
+        outputs += sum(load.lora_rank for terms, _ in adapted if terms >= FEWEST_TERMS)
+    is_fused = load.on_gpu or not load.is_half or max(load.documents) > SHORT
+    return c * (outputs + is_fused * shape.attention) + is_fused * FP32 * shape.heads
 
 
 def _inputs(load: Load) -> int:

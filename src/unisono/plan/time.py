@@ -93,7 +93,7 @@ def seconds_of_update(
     ``cluster``: the machines; one with all ranks, where nothing else is said.
     """
     peak = (device.half_tflops if load.is_half else device.fp32_tflops) * 1e12 * PRODUCTS
-    again = forward_flops(load) if load.checkpointing else 0.0
+    again = forward_flops(load) if load.repeats_products else 0.0
     bandwidth = device.memory_gb_per_second * 1e9 * BANDWIDTH
     one = (micro_batch_flops(load) + again) / peak * fill
     other = _touched_bytes(load) / bandwidth * fill
@@ -154,6 +154,6 @@ def _shares(load: Load) -> dict[str, float]:
     shape = load.architecture
     head = 2.0 * shape.embedding * load.targets
     block = (forward_flops(load) - head) / shape.layers
-    back = (2.0 if load.lora_rank is None else 1.0) + load.checkpointing
+    back = (2.0 if load.lora_rank is None else 1.0) + load.repeats_products
     total = (head + block * shape.layers) * (1.0 + back)
     return {"forward": block / total, "head": head * (1.0 + back) / total, "backward": block * back / total}
