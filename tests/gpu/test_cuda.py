@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from support.ranks import run_ranks
+from support.tiny import save_tiny
 from support.updates import Settings, assert_same_trace, train_updates
 
 pytestmark = [
@@ -67,3 +69,29 @@ def test_ranks_share_gpus_over_nccl(tiny: Path) -> None:
     expected = run_ranks(train_updates, 1, tiny, settings)[0][0]
     for (trace,) in run_ranks(train_updates, 2, tiny, settings):
         assert_same_trace(trace, expected, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["adamw8bit", "adamw_bf16"])
+def test_lean_moments_on_the_gpu_go_where_they_go_on_the_cpu(tmp_path: Path, name: str) -> None:
+    """The CUDA kernel of 8 bits is another code than the CPU's; what is drawn at random is the same on both."""
+    model = save_tiny(tmp_path / "model", hidden_size=256, intermediate_size=320)
+    settings = Settings(updates=6, optim=OPTIM | {"name": name})
+    expected = run_ranks(_on_cpu, 1, model, settings)[0]
+    assert_same_trace(run_ranks(train_updates, 1, model, settings)[0][0], expected, tolerance=5e-3)
+
+
+def _recomputing(rank: int, world: int, folder: Path, settings: Settings) -> tuple[list[float], int]:
+    torch.cuda.reset_peak_memory_stats()
+    trace = train_updates(rank, world, folder, settings)[0]
+    return trace.losses, torch.cuda.max_memory_allocated()
+
+
+def test_computing_again_changes_no_loss_and_takes_less_memory(tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "model", hidden_size=512, intermediate_size=1024, num_hidden_layers=8)
+    run = Settings(shapes=[(100, 100)] * 64, global_size=64, updates=2, optim=OPTIM, compute="bf16", micro_tokens=20000)
+    ways = ("none", "selective", "full", "offload")
+    found = [run_ranks(_recomputing, 1, model, replace(run, checkpointing=way))[0] for way in ways]
+    for losses, _ in found[1:]:
+        assert losses == pytest.approx(found[0][0], rel=1e-5)
+    sizes = [size for _, size in found]
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes), dict(zip(ways, sizes))
