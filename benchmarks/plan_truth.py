@@ -351,6 +351,7 @@ def settings() -> list[Setting]:
         Setting("lora over nf4 and bf16, dropout", short, "bf16", "bf16", lora=8, quantize="nf4", dropout=0.1),
         Setting("lora bf16, dropout, checkpointing", short, "bf16", lora=8, dropout=0.1, recompute="full"),
         Setting("lora on q and v, dropout", short, "bf16", lora=8, lora_targets=q_and_v, dropout=0.1),
+        Setting("fsdp2 lora over nf4", short, "bf16", lora=8, quantize="nf4", **two),
         Setting("lora over nf4 weights", short, "bf16", lora=8, quantize="nf4"),
         Setting("lora over nf4 and bf16", short, "bf16", "bf16", lora=8, quantize="nf4"),
         Setting("full in bf16 weights", short, "bf16", "bf16"),

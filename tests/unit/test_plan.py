@@ -83,7 +83,7 @@ def test_what_the_planner_knows_of_the_code_is_so() -> None:
     from unisono.plan import fit, memory
 
     assert (memory.CHUNK_BYTES, memory.GROUP_BYTES) == (loss.CHUNK_BYTES, loss.GROUP_BYTES)
-    assert products.LONGEST == memory.SHORT and memory.NF4_BYTES == 0.5 + 4 / quantize.BLOCK
+    assert products.LONGEST == memory.SHORT and memory.SCALE_BYTES == 4 / quantize.BLOCK
     assert fit.BLOCK == lean.BLOCK and memory.FEWEST_TERMS == recompute.FEWEST_TERMS
 
 

@@ -155,13 +155,13 @@ def _rows(load: Load) -> Iterator[tuple[int, int]]:
 
 def _strategies(config: RunConfig, ranks: int) -> Iterator[tuple[str, bool, bool]]:
     """Name each strategy with what it leaves open: an optimizer that is shared out, an exchange in each micro-batch."""
-    section, is_packed = config.strategy, config.model.quantize != "none"
+    section = config.strategy
     if ranks == 1:
         yield "single", False, False
         return
     if section.name in ("auto", "ddp"):
         yield from (("ddp", shared, False) for shared in ((True,) if section.share_optimizer else (False, True)))
-    if section.name in ("auto", "fsdp2") and not is_packed:
+    if section.name in ("auto", "fsdp2"):
         yield from (("fsdp2", False, always) for always in ((True,) if section.exchange != "update" else (False, True)))
 
 

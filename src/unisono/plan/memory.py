@@ -15,7 +15,8 @@ from unisono.plan.architecture import Architecture
 SHORT = 512  # tokens of a document whose attention keeps its probabilities on a CPU (model.products)
 CHUNK_BYTES, GROUP_BYTES = 32 * 2**20, 128 * 2**20  # of the loss head (loss.py)
 FEWEST_TERMS = 256  # of a product that selective checkpointing keeps (model/recompute.py)
-NF4_BYTES = 0.5 + 4 / 64  # of a value: four bits, and a scale in fp32 for 64 of them
+SCALE_BYTES = 4 / 64  # of a value in NF4: a scale in fp32 for 64 of them
+NF4_BYTES = 0.5 + SCALE_BYTES
 FP32, HALF = 4, 2
 # An assumption, not a measurement: context, libraries and their workspaces on a GPU, and what its allocator cannot use.
 RESERVE = "reserve of the GPU"
@@ -161,7 +162,9 @@ def kept_bytes(load: Load) -> int:
 
 def _always(load: Load) -> dict[str, int]:
     shared = load.ranks if load.share_optimizer else load.parts
-    return {"weights": base_bytes(load) // load.parts, "optimizer": load.moments_bytes // shared}
+    scales = int(load.architecture.layers * load.architecture.matrices * SCALE_BYTES) if load.is_packed else 0
+    weights = (base_bytes(load) - scales) // load.parts + scales  # every rank keeps all scales
+    return {"weights": weights, "optimizer": load.moments_bytes // shared}
 
 
 def _gradients(load: Load) -> dict[str, int]:
@@ -221,8 +224,11 @@ def _first_block(load: Load) -> int:
 
 
 def _gathered_block(load: Load) -> int:
-    """A block's weights, its linear layers in the format of their products."""
+    """A block's weights, its linear layers in the format of their products, or as they are packed."""
     shape = load.architecture
+    if load.is_packed:
+        rest = (shape.block - shape.matrices) * load.weight_bytes + load.trained_bytes // shape.layers
+        return int(shape.matrices * (NF4_BYTES - SCALE_BYTES)) + rest
     return shape.matrices * load.computed_bytes + (shape.block - shape.matrices) * load.weight_bytes
 
 
@@ -237,7 +243,7 @@ def _copies_of_block(load: Load, *, kept: bool = False) -> int:
 
     What backward needs is ``kept`` until then; with checkpointing, what autocast has cached: trained matrices only.
     """
-    if not load.is_half or load.is_sharded:  # fsdp2 gathers them so instead
+    if not load.is_half or (load.is_sharded and not load.is_packed):  # fsdp2 gathers them so instead
         return 0
     is_gone = load.has_half_weights or load.is_packed or (kept and load.checkpointing and load.lora_rank is not None)
     base = 0 if is_gone else load.architecture.matrices
