@@ -25,7 +25,7 @@ from unisono.model.facts import Facts, read_facts, sample_tokens
 from unisono.model.load import base_model, load_model, resolve_model
 from unisono.model.quantize import num_parameters
 from unisono.model.stream import fill, is_hollow
-from unisono.optim import build_optimizer, peak_rate
+from unisono.optim import build_optimizer, peak_rate, steps_alone
 from unisono.precision import DTYPES, Precision
 from unisono.resume import fixed_settings, trainable
 from unisono.state import derive_seed
@@ -140,7 +140,7 @@ def build(config: RunConfig, inputs: Inputs, world: World, compute: str, settled
     with precision.autocast() if strategy.forward_is_collective else nullcontext():
         training.verify(packed=config.data.pack, device=world.device)
     optimizer = build_optimizer(config.optim, named, seed=derive_seed(config.run.seed, "rounding"))
-    strategy.bind(optimizer)
+    strategy.bind(optimizer, steps_alone(optimizer) if config.optim.in_backward else None)
     order = None if isinstance(inputs.data.train, StreamPlan) else make_order(config, inputs.data)
     return Run(
         config=config,
@@ -188,7 +188,7 @@ def load_and_shard(
         print(f"loading: the tensors in {folder} are not named as the model's: each rank reads all of them", flush=True)
     training = TrainingModel(base_model(saved), document_attention=section.attention in {"auto", "document"})
     model = strategy.shard(training).train()
-    fill(training.causal_lm, folder, world.device)
+    fill(training.causal_lm, folder, strategy.home(world.device))
     return saved, training, model
 
 

@@ -38,7 +38,7 @@ def try_fullest(run: Run, say: Callable[[str], None]) -> None:
     begin = time.monotonic()
     with memory_named(run, lambda: f"{what}, its longest sample is record {train.record[samples[:1]][0]}"):
         to_come = [each.fill_(1) for _, parameter in run.kept for each in moments(run.config.optim, parameter)]
-        with run.strategy.microbatch(last=True):
+        with run.strategy.microbatch(last=True, is_tried=True):
             with run.precision.autocast():
                 loss = run.model(**batch.inputs(run.world.device))
             run.strategy.backward(loss / len(lengths))

@@ -47,6 +47,7 @@ def take_update(
     exchanges gradients, and a GPU is waited for in it), exchange, optimizer.
     """
     strategy.zero(optimizer)
+    set_rate(optimizer, rate)  # now: a strategy may step within backward
     losses = []  # stay on the device: reading each would stall a GPU between micro-batches
     for place, batch in enumerate(micro_batches, 1):
         with strategy.microbatch(last=place == len(micro_batches)):
@@ -64,7 +65,6 @@ def take_update(
     precision.unscale(optimizer)
     norm = strategy.clip(max_grad_norm)
     enter("optimizer")
-    set_rate(optimizer, rate)
     can_step = math.isfinite(mean) and math.isfinite(norm)
     (precision.step if can_step else precision.skip)(optimizer)
     overflow_has_an_answer = precision.compute == "fp16" and math.isfinite(mean)

@@ -112,6 +112,19 @@ def test_exchanging_after_each_micro_batch_is_the_same_update(tiny: Path) -> Non
             assert trace.norms == pytest.approx(reference(tiny)[name].norms, rel=1e-5)
 
 
+def test_parts_in_host_memory_are_the_same_parts(tiny: Path) -> None:
+    """The CPU is its own host here; what is new is that torch takes its way for offloaded parts."""
+    for compute, shard_ranks, world in (("fp32", None, 2), ("bf16", None, 2), ("fp32", 2, 4)):
+        cut = {"strategy": "fsdp2", "micro_tokens": 24, "compute": compute, "shard_ranks": shard_ranks}
+        kept = [replace(VARIANTS[name], **cut) for name in ("clipped", "adamw", "lora")]
+        runs = [*kept, *(replace(each, cpu_offload=True) for each in kept)]
+        for traces in run_ranks(train_updates, world, tiny, *runs):
+            for ours, theirs in zip(traces[len(kept) :], traces[: len(kept)], strict=True):
+                assert ours.norms == theirs.norms
+                assert_same_trace(ours, theirs, tolerance=0.0)
+                assert_same_step(ours, theirs, tolerance=0.0)
+
+
 def train_with_own_seed(rank: int, world: int, folder: Path, *runs: Settings) -> list[Trace]:
     """Train on a rank whose generator is in a state of its own."""
     import torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,3 +96,38 @@ def test_computing_again_changes_no_loss_and_takes_less_memory(tmp_path: Path) -
         assert losses == pytest.approx(found[0][0], rel=1e-5)
     sizes = [size for _, size in found]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes), dict(zip(ways, sizes))
+
+
+def _of_parts_in_host_memory(rank: int, world: int, folder: Path, settings: Settings) -> tuple[list[float], int]:
+    """Return the losses and the bytes of the GPU that remain when an update is over."""
+    remaining: list[int] = []
+
+    def watch(training: torch.nn.Module, place: Any) -> None:
+        training.register_forward_pre_hook(lambda *_: remaining.append(torch.cuda.memory_allocated()))
+
+    trace = train_updates(rank, world, folder, replace(settings, prepare=watch))[0]
+    return trace.losses, remaining[-1]
+
+
+def test_parts_in_host_memory_take_none_of_the_gpu_s(tmp_path: Path) -> None:
+    """Weights, gradients and moments wait on the host: between updates a rank has next to nothing on its GPU."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    model = save_tiny(tmp_path / "model", hidden_size=512, intermediate_size=1024, num_hidden_layers=8)
+    run = Settings(shapes=[(100, 100)] * 8, updates=3, optim=OPTIM, compute="bf16", strategy="fsdp2")
+    kept, offloaded = (
+        run_ranks(_of_parts_in_host_memory, 2, model, each)[0] for each in (run, replace(run, cpu_offload=True))
+    )
+    assert offloaded[0] == pytest.approx(kept[0], rel=1e-4)
+    assert offloaded[1] < kept[1] / 5
+
+
+def test_gradients_that_are_let_go_in_backward_take_no_memory(tmp_path: Path) -> None:
+    """Weights and moments of fp32 remain: 12 bytes a parameter in place of 16, beside one gradient."""
+    model = save_tiny(tmp_path / "model", hidden_size=512, intermediate_size=1024, num_hidden_layers=8)
+    free = OPTIM | {"max_grad_norm": None}
+    run = Settings(shapes=[(10, 10)] * 4, global_size=4, updates=3, optim=free)
+    after = run_ranks(_recomputing, 1, model, run)[0]
+    inside = run_ranks(_recomputing, 1, model, replace(run, optim=free | {"in_backward": True}))[0]
+    assert inside[0] == pytest.approx(after[0], rel=1e-5)
+    assert inside[1] < 0.85 * after[1]

@@ -66,6 +66,7 @@ class Settings:
     share_optimizer: bool = False
     exchange: Any = "update"
     shard_ranks: int | None = None
+    cpu_offload: bool = False
     prepare: Callable[[Any, Any], None] | None = None  # called with (training model, world) before it is wrapped
     optim: dict[str, Any] = field(
         default_factory=lambda: {"name": "sgd", "lr": 0.1, "schedule": "constant", "warmup": 0, "max_grad_norm": None}
@@ -110,7 +111,7 @@ def train(place: Any, folder: Path, settings: Settings) -> Trace:
     from unisono.loss import TrainingModel
     from unisono.model.load import base_model, load_model
     from unisono.model.stream import fill
-    from unisono.optim import build_optimizer, rate
+    from unisono.optim import build_optimizer, rate, steps_alone
     from unisono.precision import DTYPES, Precision
     from unisono.resume import trainable
     from unisono.state import seed_update
@@ -131,6 +132,7 @@ def train(place: Any, folder: Path, settings: Settings) -> Trace:
         share_optimizer=settings.share_optimizer,
         exchange=settings.exchange,
         shard_ranks=settings.shard_ranks,
+        cpu_offload=settings.cpu_offload,
     )
     strategy = choose(chosen, world, DTYPES[settings.compute])
     saved = load_model(section, folder, weights=torch.float32, seed=1, hollow=strategy.forward_is_collective)
@@ -138,11 +140,11 @@ def train(place: Any, folder: Path, settings: Settings) -> Trace:
     if settings.prepare is not None:
         settings.prepare(training, place)
     model = strategy.shard(training).train()
-    fill(training.causal_lm, folder, place.device)
+    fill(training.causal_lm, folder, strategy.home(place.device))
     named = trainable(training)
     optim = OptimSection(**settings.optim)
     optimizer = build_optimizer(optim, named)
-    strategy.bind(optimizer)
+    strategy.bind(optimizer, steps_alone(optimizer) if optim.in_backward else None)
     store = make_store(settings.shapes)
     order = Order(
         [len(store)],

@@ -79,6 +79,29 @@ def test_b70_packing_with_a_backend_that_cannot_is_refused() -> None:
             ["strategy={name: fsdp2, shard_ranks: 4}", "launch.ranks=6"],
             "strategy.shard_ranks is 4, and 6 ranks do not divide into groups of 4",
         ),
+        (["strategy.cpu_offload=true"], "strategy.cpu_offload True has no effect: it needs strategy.name fsdp2"),
+        (
+            ["strategy={name: fsdp2, cpu_offload: true}", "precision.compute=fp16"],
+            "strategy.cpu_offload does not go with precision.compute fp16",
+        ),
+        (["optim.in_backward=true"], "steps before the norm of all gradients is known, and optim.max_grad_norm is 1.0"),
+        (
+            ["optim={in_backward: true, max_grad_norm: null, on_nonfinite: skip}"],
+            "has stepped when a bad gradient is found, which optim.on_nonfinite skip would leave out",
+        ),
+        (
+            ["optim={in_backward: true, max_grad_norm: null}", "precision.compute=fp16"],
+            "optim.in_backward cannot wait for the loss scale of fp16",
+        ),
+        (["optim={in_backward: true, max_grad_norm: null}", "strategy.name=ddp"], "does not go with ddp"),
+        (
+            ["optim={in_backward: true, max_grad_norm: null}", "strategy={name: fsdp2, cpu_offload: true}"],
+            "optim.in_backward does not go with strategy.cpu_offload",
+        ),
+        (
+            ["optim={in_backward: true, max_grad_norm: null}", "launch.ranks=2"],
+            "optim.in_backward on 2 ranks needs strategy.name fsdp2",
+        ),
         (["strategy.name=single", "strategy.bucket_mib=5"], "strategy.bucket_mib 5 has no effect"),
         (["precision.weights=bf16", "precision.compute=fp32"], "precision.weights bf16 cannot be computed"),
         (["launch.env.RANK=1"], "launch.env.RANK is set by the launcher itself"),
@@ -110,6 +133,9 @@ def test_contradictions(overrides: list[str], message: str) -> None:
         ["log.profile=none"],
         ["strategy={name: fsdp2, shard_ranks: 4}", "launch.ranks=8"],
         ["strategy={name: fsdp2, shard_ranks: 4}"],
+        ["strategy={name: fsdp2, cpu_offload: true}"],
+        ["optim={in_backward: true, max_grad_norm: null}"],
+        ["optim={in_backward: true, max_grad_norm: null}", "strategy.name=fsdp2", "launch.ranks=2"],
     ],
 )
 def test_combinations_that_go(overrides: list[str]) -> None:

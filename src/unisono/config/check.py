@@ -30,7 +30,7 @@ _SET_BY_THE_LAUNCHER = (
 
 def check(config: RunConfig, origins: Origins | None = None) -> None:
     """Judge the run file by itself. Raises ConfigError with all problems at once."""
-    rules = (_batch, _length, _optim, _without_effect, _precision, _launch, _model, _data, _data_files)
+    rules = (_batch, _length, _optim, _in_backward, _without_effect, _precision, _launch, _model, _data, _data_files)
     _raise([problem for rule in rules for problem in rule(config)], origins)
 
 
@@ -63,6 +63,9 @@ def _world(config: RunConfig, ranks: int) -> Problems:
     if config.strategy.name == "single" and ranks > 1:
         message = f"strategy.name is single, but there are {ranks} ranks"
         yield "strategy.name", message, "use strategy.name=ddp or launch.ranks=1"
+    if config.optim.in_backward and config.strategy.name == "auto" and ranks > 1:
+        message = f"optim.in_backward on {ranks} ranks needs strategy.name fsdp2: auto would be ddp"
+        yield "optim.in_backward", message, "use strategy.name=fsdp2"
     shared = config.strategy.shard_ranks
     if shared is not None and ranks > 1 and ranks % shared:
         message = f"strategy.shard_ranks is {shared}, and {ranks} ranks do not divide into groups of {shared}"
@@ -151,6 +154,43 @@ def _optim(config: RunConfig) -> Problems:
         yield "optim.lr_scaling", message, None
 
 
+def _in_backward(config: RunConfig) -> Problems:
+    """Refuse what has to see all gradients before any parameter moves."""
+    optim = config.optim
+    if not optim.in_backward:
+        return
+    name, compute = config.strategy.name, config.precision.compute
+    for key, is_against, message, hint in (
+        (
+            "optim.max_grad_norm",
+            optim.max_grad_norm is not None,
+            f"steps before the norm of all gradients is known, and optim.max_grad_norm is {optim.max_grad_norm}",
+            "use optim.max_grad_norm=null, or take optim.in_backward out",
+        ),
+        (
+            "optim.on_nonfinite",
+            optim.on_nonfinite != "stop",
+            f"has stepped when a bad gradient is found, which optim.on_nonfinite {optim.on_nonfinite} would leave out",
+            "use optim.on_nonfinite=stop, or take optim.in_backward out",
+        ),
+        ("precision.compute", compute == "fp16", "cannot wait for the loss scale of fp16", "use bf16 or fp32"),
+        (
+            "strategy.name",
+            name == "ddp",
+            "does not go with ddp, which sums whole gradients in buckets that stay",
+            "use strategy.name=fsdp2, or strategy.share_optimizer without optim.in_backward",
+        ),
+        (
+            "strategy.cpu_offload",
+            config.strategy.cpu_offload,
+            "does not go with strategy.cpu_offload, whose gradients are on their way to the host then",
+            "take one of them out",
+        ),
+    ):
+        if is_against:
+            yield key, f"optim.in_backward {message}", hint
+
+
 def _without_effect(config: RunConfig) -> Problems:
     """Refuse values that were changed from their default and cannot take effect."""
     data, optim = config.data, config.optim
@@ -169,6 +209,7 @@ def _without_effect(config: RunConfig) -> Problems:
         ("strategy.bucket_mib", config.strategy.name in ("single", "fsdp2"), "strategy.name ddp"),
         ("strategy.exchange", config.strategy.name != "fsdp2", "strategy.name fsdp2"),
         ("strategy.shard_ranks", config.strategy.name != "fsdp2", "strategy.name fsdp2"),
+        ("strategy.cpu_offload", config.strategy.name != "fsdp2", "strategy.name fsdp2"),
         ("strategy.share_optimizer", config.strategy.name in ("single", "fsdp2"), "strategy.name ddp"),
     ):
         section = config.validation if key.startswith("validate.") else dict(config)[key.partition(".")[0]]
@@ -183,6 +224,11 @@ def _precision(config: RunConfig) -> Problems:
     if weights == "bf16" and compute in ("fp32", "fp16"):
         message = f"precision.weights bf16 cannot be computed in precision.compute {compute}"
         yield "precision.weights", message, "use precision.compute=bf16, or leave the weights in fp32"
+    if compute == "fp16" and config.strategy.cpu_offload:
+        message = (
+            "strategy.cpu_offload does not go with precision.compute fp16: its loss scale needs gradients on the GPU"
+        )
+        yield "strategy.cpu_offload", message, "use precision.compute=bf16 or fp32"
 
 
 def _launch(config: RunConfig) -> Problems:

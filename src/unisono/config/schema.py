@@ -163,6 +163,11 @@ class OptimSection(Section):
         description="what all ranks do when loss or gradient is not finite; rewind = go back to a checkpoint and leave "
         "out what came since",
     )
+    in_backward: bool = Field(
+        default=False,
+        description="step each parameter within backward and let its gradient go: no gradients are kept, and no norm "
+        "of all is known before; single and fsdp2",
+    )
     max_nonfinite: PositiveInt = Field(
         default=3, description="this many bad updates in a row: with skip they stop the run, with rewind it goes back"
     )
@@ -206,6 +211,10 @@ class StrategySection(Section):
         default=None,
         description="fsdp2: so many neighbouring ranks share one copy of the model (hybrid: those of a machine); "
         "null = all ranks do",
+    )
+    cpu_offload: bool = Field(
+        default=False,
+        description="fsdp2: parts of weights, gradients and moments wait in host memory, and the optimizer steps there",
     )
     bucket_mib: PositiveInt = Field(default=25, description="ddp: MiB of gradients exchanged in one piece")
     unused_parameters: Literal["refuse", "zero"] = Field(

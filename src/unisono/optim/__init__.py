@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -80,6 +80,21 @@ def build_optimizer(
     if section.name == "sgd":
         return torch.optim.SGD(groups, lr=section.lr, momentum=section.momentum)
     return torch.optim.AdamW(groups, lr=section.lr, betas=section.betas, eps=section.eps, fused=True)
+
+
+def steps_alone(optimizer: torch.optim.Optimizer) -> Callable[[torch.nn.Parameter], None]:
+    """Return what takes the step of one parameter, as ``optimizer.step()`` would among all."""
+    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
+
+    def step(parameter: torch.nn.Parameter) -> None:
+        whole = optimizer.param_groups
+        optimizer.param_groups = [groups[parameter] | {"params": [parameter]}]
+        try:
+            optimizer.step()
+        finally:
+            optimizer.param_groups = whole
+
+    return step
 
 
 def set_rate(optimizer: torch.optim.Optimizer, value: float) -> None:

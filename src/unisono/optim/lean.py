@@ -34,19 +34,19 @@ class LeanAdamW(torch.optim.Optimizer):
     def __init__(self, groups: list[dict[str, Any]], *, moments: torch.dtype, seed: int, **defaults: Any) -> None:
         super().__init__(groups, defaults)
         self._dtype, self._seed = moments, seed
+        every = (parameter for group in self.param_groups for parameter in group["params"])
+        self._places = {parameter: place for place, parameter in enumerate(every, 1)}
         self._maps: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        place = 0
         for group in self.param_groups:
             for parameter in group["params"]:
-                place += 1
                 if parameter.grad is not None:
-                    self._update(parameter, group, place)
+                    self._update(parameter, group)
 
-    def _update(self, parameter: torch.Tensor, group: dict[str, Any], place: int) -> None:
+    def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
             state |= {"step": torch.tensor(0.0), **empty_moments(parameter, self._dtype)}
@@ -61,7 +61,7 @@ class LeanAdamW(torch.optim.Optimizer):
         if kind == torch.uint8:
             self._in_8_bits(values, gradient, moments, step, group)
             return
-        key = _mixed(self._seed + step * 0x9E3779B1 + place * 0x85EBCA77)
+        key = _mixed(self._seed + step * 0x9E3779B1 + self._places[parameter] * 0x85EBCA77)
         first = first_row(parameter) * (parameter[0].numel() if parameter.ndim else 1)
         _in_bf16(values, gradient, moments, step, group, key=key, first=first)
 

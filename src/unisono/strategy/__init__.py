@@ -24,6 +24,7 @@ def choose(section: StrategySection, world: int, compute: torch.dtype = torch.fl
             exchange=section.exchange,
             compute=compute,
             shard_ranks=section.shard_ranks,
+            cpu_offload=section.cpu_offload,
         )
     if name == "single":
         from unisono.strategy.single.apply import Single

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
+
+StepAlone = Callable[[torch.nn.Parameter], None]  # takes the optimizer's step of one parameter, from its gradient
 
 
 class Strategy(Protocol):
@@ -17,11 +20,17 @@ class Strategy(Protocol):
     def shard(self, model: torch.nn.Module) -> torch.nn.Module:
         """Collective. Wrap the training model; parameters may become sharded."""
 
+    def home(self, device: torch.device) -> torch.device:
+        """Return where parameters lie between their uses, on a rank that computes on ``device``."""
+
     def zero(self, optimizer: torch.optim.Optimizer) -> None:
         """Forget the gradients of the update before."""
 
-    def microbatch(self, last: bool) -> AbstractContextManager[object]:
-        """Gate the gradient exchange: it happens in the last micro-batch of an update only."""
+    def microbatch(self, last: bool, *, is_tried: bool = False) -> AbstractContextManager[object]:
+        """Gate the gradient exchange: it happens in the last micro-batch of an update only.
+
+        ``is_tried``: what this micro-batch gives will be forgotten; nothing steps.
+        """
 
     def backward(self, loss: torch.Tensor) -> None:
         """Collective in the last micro-batch. Add the gradients of ``loss``."""
@@ -35,8 +44,11 @@ class Strategy(Protocol):
     def clip(self, max_norm: float | None) -> float:
         """Collective. Return the global gradient norm; scale the gradients down to ``max_norm`` if it is larger."""
 
-    def bind(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take the optimizer in hand, once, before its first step."""
+    def bind(self, optimizer: torch.optim.Optimizer, step_alone: StepAlone | None = None) -> None:
+        """Take the optimizer in hand, once, before its first step.
+
+        With ``step_alone`` each parameter is stepped as soon as its gradient is whole, and has none after ``backward``.
+        """
 
     def keeps(self, parameter: torch.nn.Parameter) -> bool:
         """Tell whether this rank has the optimizer's state of a parameter, or of its part of one. After ``shard``."""

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from unisono.dist import deal
 from unisono.errors import ModelError
-from unisono.strategy.contract import clip_gradients
+from unisono.strategy.contract import StepAlone, clip_gradients
 from unisono.strategy.ddp.ready import Readiness
 from unisono.strategy.ddp.share import share_out
 
@@ -57,6 +57,10 @@ class Ddp:
             parameter.register_post_accumulate_grad_hook(self._ready.gradient)  # type: ignore[no-untyped-call]
         return self._wrapped
 
+    def home(self, device: torch.device) -> torch.device:
+        """Keep parameters where they are used."""
+        return device
+
     def zero(self, optimizer: torch.optim.Optimizer) -> None:
         """Set gradients to zero where they lie, in the buckets: fresh ones would lie beside them in accumulation.
 
@@ -64,7 +68,7 @@ class Ddp:
         """
         optimizer.zero_grad(set_to_none=self._unused == "zero")
 
-    def microbatch(self, last: bool) -> AbstractContextManager[object]:
+    def microbatch(self, last: bool, *, is_tried: bool = False) -> AbstractContextManager[object]:
         """Exchange in the last micro-batch only."""
         assert self._wrapped is not None
         self._exchanges = last
@@ -91,8 +95,9 @@ class Ddp:
         """Clip by the global norm; all ranks hold the same whole gradients, so no exchange is needed."""
         return clip_gradients(list(self._names), max_norm)
 
-    def bind(self, optimizer: torch.optim.Optimizer) -> None:
+    def bind(self, optimizer: torch.optim.Optimizer, step_alone: StepAlone | None = None) -> None:
         """Share the optimizer's work and state out, if asked; its step is collective then."""
+        assert step_alone is None, "check.py refuses optim.in_backward under ddp"
         if self._shares:
             share_out(optimizer, self._keeper, dist.get_rank())
 

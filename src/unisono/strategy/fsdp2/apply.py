@@ -2,20 +2,30 @@
 
 A block's weights are gathered for its forward and again for its backward; gradients are summed and cut in the same
 exchange. Between the micro-batches of an update gradients stay whole on each rank, since they are exchanged once; with
-``exchange="micro_batch"`` they are summed and cut after each, and only the parts are kept.
+``exchange="micro_batch"`` they are summed and cut after each, and only the parts are kept. With ``cpu_offload`` these
+parts lie in host memory, and are copied to the device as they are gathered.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 
 from unisono.dist import find_world
 from unisono.errors import ConfigError, ModelError
+from unisono.strategy.contract import StepAlone
+from unisono.strategy.in_backward import StepsInBackward
 
 
 class Fsdp2:
@@ -39,11 +49,14 @@ class Fsdp2:
         exchange: str = "update",
         compute: torch.dtype = torch.float32,
         shard_ranks: int | None = None,
+        cpu_offload: bool = False,
     ) -> None:
         self._unused = unused
         self._exchanges_always = exchange == "micro_batch"
         self._compute = compute
         self._shard_ranks = shard_ranks
+        self._offloads = cpu_offload
+        self._in_backward: StepsInBackward | None = None
         self._root: FSDPModule | None = None
         self._num_groups = 0
 
@@ -52,14 +65,16 @@ class Fsdp2:
 
         Its method ``verify`` runs blocks and head like a forward does, and is wrapped like one.
         """
-        mesh = self._mesh()
+        where: dict[str, Any] = {"mesh": self._mesh()}
+        if self._offloads:
+            where["offload_policy"] = CPUOffloadPolicy(pin_memory=find_world().device.type == "cuda")
         self._num_groups = 1
         for block in find_blocks(model):
             if self._compute != torch.float32:
-                self._num_groups += _shard_products(block, mesh, self._compute)
-            fully_shard(block, mesh=mesh)
+                self._num_groups += _shard_products(block, self._compute, where)
+            fully_shard(block, **where)
             self._num_groups += 1
-        self._root = fully_shard(model, mesh=mesh, reshard_after_forward=True)
+        self._root = fully_shard(model, **where, reshard_after_forward=True)
         groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for group in groups:
             group.set_gradient_divide_factor(1.0)  # the sum, where torch's own factor would make a mean
@@ -70,17 +85,23 @@ class Fsdp2:
         refuse_whole(model)
         return model
 
+    def home(self, device: torch.device) -> torch.device:
+        """Keep parts in host memory, if asked."""
+        return torch.device("cpu") if self._offloads else device
+
     def zero(self, optimizer: torch.optim.Optimizer) -> None:
         """Give the gradients' memory back."""
         optimizer.zero_grad(set_to_none=True)
 
-    def microbatch(self, last: bool) -> AbstractContextManager[object]:
+    def microbatch(self, last: bool, *, is_tried: bool = False) -> AbstractContextManager[object]:
         """Exchange in the last micro-batch only, or in each; keep the root's weights for the backward that follows."""
         root = self._sharded()
         root.set_reshard_after_forward(False, recurse=False)
         exchanges = last or self._exchanges_always
         root.set_requires_gradient_sync(exchanges)
         root.set_is_last_backward(exchanges)
+        if self._in_backward is not None:
+            self._in_backward.begin(last, is_tried)
         return nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -94,15 +115,21 @@ class Fsdp2:
     def clip(self, max_norm: float | None) -> float:
         """Collective. Clip by the global norm: the norm over shards is a promise until ``full_tensor`` sums it up."""
         parameters = [p for p in self._sharded().parameters() if p.grad is not None]  # type: ignore[attr-defined]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+        if self._in_backward is not None:
+            norm = self._in_backward.norm()
+        else:
+            norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
         if max_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return float(norm)
 
-    def bind(self, optimizer: torch.optim.Optimizer) -> None:
-        """Leave it as it is."""
+    def bind(self, optimizer: torch.optim.Optimizer, step_alone: StepAlone | None = None) -> None:
+        """Leave it as it is, or let it step within backward, as each part of a gradient has been summed."""
+        if step_alone is not None:
+            trained = [p for p in self._sharded().parameters() if p.requires_grad]  # type: ignore[attr-defined]
+            self._in_backward = StepsInBackward(trained, step_alone)
 
     def keeps(self, parameter: torch.nn.Parameter) -> bool:
         """Keep a part of each."""
@@ -112,7 +139,8 @@ class Fsdp2:
         """Say into how many groups and over how many ranks the parameters are cut."""
         world = find_world().size
         copies = {"copies": world // self._shard_ranks} if self._shard_ranks else {}
-        return {"name": self.name, "ranks": world, **copies, "groups": self._num_groups}
+        offloaded = {"parts": "in host memory"} if self._offloads else {}
+        return {"name": self.name, "ranks": world, **copies, "groups": self._num_groups, **offloaded}
 
     def _mesh(self) -> DeviceMesh:
         """Collective. Lay the ranks out: in one line, or a line for each copy of the model."""
@@ -127,7 +155,7 @@ class Fsdp2:
         return self._root
 
 
-def _shard_products(block: torch.nn.Module, mesh: DeviceMesh, compute: torch.dtype) -> bool:
+def _shard_products(block: torch.nn.Module, compute: torch.dtype, where: dict[str, Any]) -> bool:
     """Make a group of the block's linear layers, whose weights are gathered in the format of their products.
 
     Returns whether there is one.
@@ -140,7 +168,7 @@ def _shard_products(block: torch.nn.Module, mesh: DeviceMesh, compute: torch.dty
     linear = [each for each in block.modules() if isinstance(each, torch.nn.Linear)]
     if not linear or not all(each.weight.is_floating_point() for each in linear):
         return False
-    fully_shard(list[torch.nn.Module](linear), mesh=mesh, mp_policy=policy)
+    fully_shard(list[torch.nn.Module](linear), **where, mp_policy=policy)
     return True
 
 

@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from unisono.strategy.contract import clip_gradients
+from unisono.strategy.contract import StepAlone, clip_gradients
+from unisono.strategy.in_backward import StepsInBackward
 
 
 class Single:
@@ -17,18 +18,25 @@ class Single:
 
     def __init__(self) -> None:
         self._trainable: list[torch.nn.Parameter] = []
+        self._in_backward: StepsInBackward | None = None
 
     def shard(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model as it is."""
         self._trainable = [p for p in model.parameters() if p.requires_grad]
         return model
 
+    def home(self, device: torch.device) -> torch.device:
+        """Keep parameters where they are used."""
+        return device
+
     def zero(self, optimizer: torch.optim.Optimizer) -> None:
         """Give the gradients' memory back."""
         optimizer.zero_grad(set_to_none=True)
 
-    def microbatch(self, last: bool) -> AbstractContextManager[object]:
-        """Gate nothing."""
+    def microbatch(self, last: bool, *, is_tried: bool = False) -> AbstractContextManager[object]:
+        """Gate the steps within backward, if there are any."""
+        if self._in_backward is not None:
+            self._in_backward.begin(last, is_tried)
         return nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -41,10 +49,14 @@ class Single:
 
     def clip(self, max_norm: float | None) -> float:
         """Clip by the global norm and return it."""
+        if self._in_backward is not None:
+            return float(self._in_backward.norm())
         return clip_gradients(self._trainable, max_norm)
 
-    def bind(self, optimizer: torch.optim.Optimizer) -> None:
-        """Leave it as it is."""
+    def bind(self, optimizer: torch.optim.Optimizer, step_alone: StepAlone | None = None) -> None:
+        """Leave it as it is, or let it step within backward."""
+        if step_alone is not None:
+            self._in_backward = StepsInBackward(self._trainable, step_alone)
 
     def keeps(self, parameter: torch.nn.Parameter) -> bool:
         """Keep all."""
