@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_iter
 
 from unisono.config.schema import OptimSection
 from unisono.plan.architecture import architecture_of
-from unisono.plan.fit import moment_bytes
+from unisono.plan.fit import moment_bytes, step_bytes
 from unisono.plan.memory import RESERVE, Load, Moment, peak
 
 MIB = 2**20
@@ -61,6 +61,7 @@ class Setting:
     num_micro: int = 1
     exchange: str = "update"
     shard_ranks: int | None = None
+    in_backward: bool = False
     shape: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -190,7 +191,7 @@ def prepare_updates(setting: Setting, folder: Path, live: Live | None = None) ->
     from unisono.build import load_and_shard
     from unisono.config.schema import LoraSection, ModelSection, StrategySection
     from unisono.model import recompute
-    from unisono.optim import build_optimizer
+    from unisono.optim import build_optimizer, steps_alone
     from unisono.precision import DTYPES, Precision
     from unisono.resume import trainable
     from unisono.step import take_update
@@ -223,7 +224,7 @@ def prepare_updates(setting: Setting, folder: Path, live: Live | None = None) ->
         for tensor in [*training.parameters(), *training.buffers()]:
             live.add(tensor)  # what was read from files
     optimizer = build_optimizer(OptimSection(name=setting.optimizer), trainable(training))
-    strategy.bind(optimizer)
+    strategy.bind(optimizer, steps_alone(optimizer) if setting.in_backward else None)
     return partial(
         take_update,
         model,
@@ -234,7 +235,7 @@ def prepare_updates(setting: Setting, folder: Path, live: Live | None = None) ->
         precision=Precision(setting.compute, world.device),
         world=world,
         rate=1e-4,
-        max_grad_norm=1.0,
+        max_grad_norm=None if setting.in_backward else 1.0,
     )
 
 
@@ -280,9 +281,11 @@ def predicted(setting: Setting) -> Moment:
         accumulates=setting.num_micro > 1,
         exchanges_always=setting.exchange == "micro_batch",
         shard_ranks=setting.shard_ranks,
+        in_backward=setting.in_backward,
         on_gpu=torch.cuda.is_available(),
     )
-    moment = peak(replace(load, moment_bytes=moment_bytes(OptimSection(name=setting.optimizer), load)))
+    optim = OptimSection(name=setting.optimizer)
+    moment = peak(replace(load, moment_bytes=moment_bytes(optim, load), step_bytes=step_bytes(optim, load)))
     moment.parts.pop(RESERVE, None)  # no tensor of ours
     return moment
 
@@ -301,7 +304,8 @@ def settings() -> list[Setting]:
                 Setting(f"full {compute}, {name}", documents, compute),
                 Setting(f"lora {compute}, {name}", documents, compute, lora=8),
             ]
-    short, one, q_and_v = rows["short"], rows["one"], ["q_proj", "v_proj"]
+    short, one, few, q_and_v = rows["short"], rows["one"], rows["few"], ["q_proj", "v_proj"]
+    inside: dict[str, Any] = {"in_backward": True}
     for label, shape in (("wide", wide), ("deep", deep), ("tied", tied)):
         found += [
             Setting(f"full bf16, {label}", short, "bf16", shape=shape),
@@ -360,6 +364,24 @@ def settings() -> list[Setting]:
         Setting("lora bf16, moments of 8 bits", short, "bf16", lora=8, optimizer="adamw8bit"),
         Setting("full bf16, moments of 8 bits, ragged", short, "bf16", optimizer="adamw8bit", shape=ragged),
         Setting("full bf16, moments in bf16", short, "bf16", optimizer="adamw_bf16"),
+        Setting("in backward, full fp32", one, **inside),
+        Setting("in backward, full bf16", short, "bf16", **inside),
+        Setting("in backward, few tokens", few, "bf16", **inside),
+        Setting("in backward, tied", few, shape=tied, **inside),
+        Setting("full fp32, tied, few tokens", few, shape=tied),
+        Setting("full fp32, tied, accumulation", few, num_micro=2, shape=tied),
+        Setting("ddp full fp32, tied, few tokens", few, strategy="ddp", ranks=2, shape=tied),
+        Setting("in backward, tied, accumulation", few, num_micro=2, shape=tied, **inside),
+        Setting(
+            "in backward, 8 bits, recomputed", few, "bf16", optimizer="adamw8bit", recompute="full", **inside
+        ),
+        Setting("in backward, bf16 weights", few, "bf16", "bf16", optimizer="adamw_bf16", **inside),
+        Setting("in backward, accumulation", few, "bf16", num_micro=2, **inside),
+        Setting("in backward, lora", short, "bf16", lora=8, **inside),
+        Setting("in backward, fsdp2", few, "bf16", **inside, **two),
+        Setting("in backward, fsdp2 fp32", one, **inside, **two),
+        Setting("in backward, fsdp2, accumulation", few, "bf16", num_micro=2, **inside, **two),
+        Setting("in backward, fsdp2, each", few, "bf16", num_micro=2, exchange="micro_batch", **inside, **two),
         Setting("hybrid full bf16", short, "bf16", strategy="fsdp2", ranks=4, shard_ranks=2),
         Setting("full sgd fp32", one, optimizer="sgd"),
         Setting("full bf16, long", (1400,), "bf16"),

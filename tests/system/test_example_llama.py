@@ -16,6 +16,7 @@ from unisono.config.load import load
 from unisono.plan.architecture import architecture_of
 from unisono.plan.fit import Choice, choices
 from unisono.plan.hardware import GIB, find_device
+from unisono.plan.memory import host_bytes
 
 EXAMPLE = Path(__file__).parents[2] / "examples/llama2-7b-4x24gb"
 SHAPE = architecture_of(LLAMA_2_7B, where="here")
@@ -47,12 +48,20 @@ def test_the_readme_is_what_the_planner_says() -> None:
     for file in ("lora.yaml", "qlora.yaml"):
         choice, row = as_written(planned(file)), next(r for (name, _), r in rows.items() if name == f"`{file}`")
         assert choice.fits and (row[2], row[4]) == numbers(choice)
-    eight, exact = planned("full-sharded.yaml")[0], planned("full-sharded.yaml", "optim.name=adamw")[0]
+    eight, exact = (
+        next(each for each in planned("full-sharded.yaml", *overrides) if not each.load.cpu_offload)
+        for overrides in ((), ("optim.name=adamw",))
+    )
+    offloaded = planned("full-exact.yaml")[0]
+    row = rows[("`full-exact.yaml`", "all weights, fsdp2, AdamW in fp32, parts in host memory, up to 1,024 tokens")]
+    assert offloaded.fits and (row[2], row[4]) == numbers(offloaded)
+    in_all = f"{4 * host_bytes(offloaded.load) / GIB:.0f} GiB of host memory"
+    assert in_all in (EXAMPLE / "README.md").read_text(encoding="utf-8")
     its, others = (r for (name, _), r in rows.items() if name == "`full-sharded.yaml`")
     assert eight.fits and (its[2], its[4]) == numbers(eight)
     assert not exact.fits and others[2] == numbers(exact)[0]
     assert f"{(exact.peak.total - exact.room_bytes) / GIB:.1f} too much" in others[3]
-    half = planned("full-sharded.yaml", "optim.name=adamw_bf16")[0]
+    half = next(e for e in planned("full-sharded.yaml", "optim.name=adamw_bf16") if not e.load.cpu_offload)
     assert half.fits and f"takes {numbers(half)[0]} GiB" in (EXAMPLE / "README.md").read_text(encoding="utf-8")
     v100 = planned(
         "lora.yaml", "strategy.name=auto", "precision.compute=fp16", "precision.weights=fp32", device="v100-32", gpus=1
@@ -67,6 +76,7 @@ def test_the_readme_is_what_the_planner_says() -> None:
     [
         ("qlora.yaml", 2),
         ("full-sharded.yaml", 2),
+        ("full-exact.yaml", 2),
         *(pytest.param(file, 4, marks=pytest.mark.slow) for file in ("lora.yaml", "qlora.yaml", "full-sharded.yaml")),
     ],
 )

@@ -19,7 +19,7 @@ from unisono.config.load import load
 from unisono.plan.architecture import architecture_of
 from unisono.plan.fit import EVERY_WAY, as_object, choices
 from unisono.plan.hardware import DEVICES, GIB, find_device
-from unisono.plan.memory import Load, base_bytes, host_bytes, moments, peak
+from unisono.plan.memory import CUDA_FRAGMENTATION, Load, base_bytes, host_bytes, moments, peak
 from unisono.plan.time import forward_flops, seconds_of_update
 
 SHAPE = architecture_of(LLAMA_2_7B, where="here")
@@ -45,6 +45,7 @@ def loads(draw: st.DrawFn) -> Load:
         strategy=strategy,
         ranks=1 if strategy == "single" else draw(st.integers(2, 64)),
         accumulates=draw(st.booleans()),
+        exchanges_always=strategy == "fsdp2" and draw(st.booleans()),
         on_gpu=draw(st.booleans()),
     )
 
@@ -64,6 +65,34 @@ def test_bytes_move_the_right_way(load: Load) -> None:
         assert peak(replace(load, share_optimizer=True, accumulates=False)).total <= size
     if load.strategy == "fsdp2" and load.lora_rank is None:
         assert peak(replace(load, ranks=2 * load.ranks)).total < size
+    if load.strategy != "ddp":
+        assert peak(replace(load, in_backward=True)).total <= size
+    if load.strategy == "fsdp2":
+        offloaded = replace(load, cpu_offload=True)
+        assert peak(offloaded).total < size if load.on_gpu else peak(offloaded) == peak(load)
+        assert host_bytes(offloaded) - host_bytes(load) == load.on_gpu * (
+            (base_bytes(load) + load.trained_bytes + load.moments_bytes) // load.parts
+        )
+
+
+def test_gradients_that_are_let_go_are_those_of_the_model() -> None:
+    """Of a full 7B with moments of 8 bits: 4 + 2 bytes a parameter remain of 10, and one matrix's gradient."""
+    kept = replace(FULL, documents=(64,), targets=8, moment_bytes=2.0, is_half=False)
+    saved = peak(kept).total - peak(replace(kept, in_backward=True)).total
+    assert 0.9 * 4 * SHAPE.parameters < saved / (1 + CUDA_FRAGMENTATION) < 4 * SHAPE.parameters
+
+
+def test_what_passes_through_host_memory_takes_time(tmp_path: Path) -> None:
+    device = find_device("rtx-3090")
+    sharded = replace(FULL, strategy="fsdp2", ranks=4, recompute="full")
+    offloaded = replace(sharded, cpu_offload=True)
+    here, there = (seconds_of_update(each, device, num_micro=3) for each in (sharded, offloaded))
+    assert here.host == 0.0 and there.optimizer == 0.0
+    # 3 micro-batches x 2 gathers of a quarter of 27 GB, and the gradients once: 47 GB by PCIe; 5 x 27 + ... on the CPU
+    assert there.host == pytest.approx(47.2e9 / 25e9 + 47.2e9 / 20e9, rel=0.01)
+    inputs = seconds_of_update(replace(sharded, recompute="offload"), device, num_micro=1).host
+    assert inputs == pytest.approx(2 * 1024 * 32 * 4096 * 4 / 25e9)
+    assert seconds_of_update(replace(offloaded, on_gpu=False), device, num_micro=1).host == 0.0
 
 
 def test_the_state_of_a_full_7b_is_sixteen_bytes_a_parameter_on_every_card() -> None:
@@ -143,9 +172,19 @@ def test_choices_are_ordered_and_say_how_to_be_made(tmp_path: Path) -> None:
     assert json.loads(json.dumps(as_object(found, find_device("rtx-3090"))))["choices"][0]["fits"]
 
 
-def test_full_7b_fits_no_card_of_24_gb_whatever_is_chosen(tmp_path: Path) -> None:
+def test_full_7b_with_exact_moments_fits_cards_of_24_gb_from_host_memory_only(tmp_path: Path) -> None:
     config = load(write_run(tmp_path), []).config
-    assert not any(each.fits for each in choices(config, SHAPE, find_device("rtx-3090"), 4))
+    found = choices(config, SHAPE, find_device("rtx-3090"), 4)
+    assert {each.load.cpu_offload for each in found if each.fits} == {True}
+    assert "strategy.cpu_offload=true" in found[0].overrides
+    for refused in ("precision.compute=fp16", "strategy.name=ddp"):
+        config = load(write_run(tmp_path), [refused]).config
+        assert not any(each.load.cpu_offload for each in choices(config, SHAPE, find_device("rtx-3090"), 4))
+    inside = load(write_run(tmp_path), ["optim={in_backward: true, max_grad_norm: null}"]).config
+    assert {(each.load.strategy, each.load.cpu_offload) for each in choices(inside, SHAPE, find_device("a10g"), 4)} == {
+        ("fsdp2", False)
+    }
+    config = load(write_run(tmp_path), []).config
     assert any(each.fits for each in choices(config, SHAPE, find_device("h100"), 8))
 
 
@@ -162,7 +201,7 @@ def unisono(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_answers_at_once_without_torch_or_weights(tmp_path: Path) -> None:
     file = str(write_run(tmp_path))
     begin = time.monotonic()
-    answer = unisono("plan", file, "--gpus", "4", "--device", "rtx-3090")
+    answer = unisono("plan", file, "strategy.name=ddp", "--gpus", "4", "--device", "rtx-3090")
     assert time.monotonic() - begin < 5, "0.3 s on idle cores"
     assert answer.returncode == 1, answer.stderr
     for said in ("6,738,415,616 parameters", "does not fit", "model.lora={}", "GiB too much"):

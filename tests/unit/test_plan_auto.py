@@ -71,6 +71,17 @@ def test_checkpointing_only_where_it_is_needed(decided) -> None:  # type: ignore
     assert all(1024 <= each <= GPU_TOKENS for each in tokens)
 
 
+def test_host_memory_is_taken_where_nothing_else_fits(decided) -> None:  # type: ignore[no-untyped-def]
+    decision = decided(gpu(8), 4)
+    assert decision.values["strategy.cpu_offload"] and decision.values["strategy.name"] == "fsdp2"
+    assert "its parts in host memory" in decision.line
+    assert "strategy.cpu_offload" not in decided(gpu(24), 4).values
+    with pytest.raises(ConfigError):
+        decided(gpu(8), 4, "strategy.cpu_offload=false")
+    named = decided(gpu(160), 4, "strategy={name: fsdp2, cpu_offload: true}")
+    assert "strategy.cpu_offload" not in named.values and "its parts in host memory" in named.line
+
+
 def test_what_is_named_is_kept(decided) -> None:  # type: ignore[no-untyped-def]
     for named in (
         "strategy.name=fsdp2",
@@ -86,8 +97,8 @@ def test_what_is_named_is_kept(decided) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_nothing_that_fits_is_refused_with_advice(decided) -> None:  # type: ignore[no-untyped-def]
-    for device in (gpu(4), cpu(2 * GIB, has_bf16=True)):
-        with pytest.raises(ConfigError, match=r"no way to run this fits: the smallest .* of [24]\.0 GiB") as refused:
+    for device in (gpu(2), cpu(2 * GIB, has_bf16=True)):
+        with pytest.raises(ConfigError, match=r"no way to run this fits: the smallest .* of 2\.0 GiB") as refused:
             decided(device, 2)
         assert refused.value.exit_code == 2 and "model.lora={}" in refused.value.hint
         with pytest.raises(ConfigError):

@@ -77,7 +77,7 @@ def decide(
     return Decision(_values(best, config, usual), f"auto: {why}; {_words(best)}: {_of(best)} planned")
 
 
-def _cost(choice: Choice, fastest: float) -> tuple[bool, int, bool, bool, bool, int]:
+def _cost(choice: Choice, fastest: float) -> tuple[bool, int, bool, bool, bool, bool, int]:
     """Order: nearly the fastest, then the plainest, then the fullest micro-batch."""
     load, speed = choice.load, choice.seconds.tokens_per_second if choice.seconds else fastest
     is_slow = speed < (1 - EQUAL) * fastest
@@ -85,6 +85,7 @@ def _cost(choice: Choice, fastest: float) -> tuple[bool, int, bool, bool, bool, 
         is_slow,
         EVERY_WAY.index(load.recompute),
         load.is_sharded,
+        load.cpu_offload,
         load.share_optimizer,
         load.exchanges_always,
         -load.tokens,
@@ -95,12 +96,17 @@ def _usual(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
     """Judge what a run does that asks no planner."""
     section, tokens = config.strategy, GPU_TOKENS if device.is_gpu else CPU_TOKENS
     name = "single" if ranks == 1 else "ddp" if section.name == "auto" else section.name
-    wanted = (name, ranks > 1 and section.share_optimizer, ranks > 1 and section.exchange == "micro_batch")
+    wanted = (
+        name,
+        ranks > 1 and section.share_optimizer,
+        ranks > 1 and section.exchange == "micro_batch",
+        ranks > 1 and section.cpu_offload,
+    )
     return next(
         choice
         for choice in choices(_sized(config, ranks, longest, tokens), shape, device, ranks)
         if (load := choice.load).recompute == config.model.activation_checkpointing
-        and (load.strategy, load.share_optimizer, load.exchanges_always) == wanted
+        and (load.strategy, load.share_optimizer, load.exchanges_always, load.cpu_offload) == wanted
     )
 
 
@@ -135,6 +141,8 @@ def _keeps(choice: Choice, config: RunConfig, named: set[str]) -> bool:
         return False
     if "strategy.exchange" in named and load.exchanges_always != (strategy.exchange == "micro_batch"):
         return False
+    if "strategy.cpu_offload" in named and load.cpu_offload != strategy.cpu_offload:
+        return False
     if "model.activation_checkpointing" in named and load.recompute != config.model.activation_checkpointing:
         return False
     try:
@@ -155,6 +163,8 @@ def _values(choice: Choice, config: RunConfig, usual: Choice | None = None) -> d
         values["model.activation_checkpointing"] = load.recompute
     if load.exchanges_always and config.strategy.exchange == "update":
         values["strategy.exchange"] = "micro_batch"
+    if load.cpu_offload and not config.strategy.cpu_offload:
+        values["strategy.cpu_offload"] = True
     if _sizes_are_open(config) and (usual is None or load.tokens != usual.load.tokens):
         values["batch.micro_tokens"] = load.tokens
     return values
@@ -165,6 +175,7 @@ def _words(choice: Choice) -> str:
     extras = [
         *(["its optimizer shared out"] if load.share_optimizer else []),
         *(["exchanging after each micro-batch"] if load.exchanges_always else []),
+        *(["its parts in host memory"] if load.cpu_offload else []),
         *([f"{load.recompute} activation checkpointing"] if load.checkpointing else []),
         f"micro-batches of {len(load.documents)} x {load.documents[0]:,} tokens",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from unisono.config.schema import OptimSection, RunConfig
 from unisono.errors import ConfigError
@@ -19,6 +20,7 @@ WAYS = ("none", "selective", "full")  # of activation checkpointing, tried where
 EVERY_WAY = (*WAYS, "offload")
 SHOWN = 6
 BLOCK = 256  # values of a row that share a scale, in moments of 8 bits (optim.lean)
+PIECE = 2**22  # values that moments in bf16 are worked on at a time (optim.lean)
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Choice:
             f"strategy.name={load.strategy}",
             *(["strategy.share_optimizer=true"] if load.share_optimizer else []),
             *(["strategy.exchange=micro_batch"] if load.exchanges_always else []),
+            *(["strategy.cpu_offload=true"] if load.cpu_offload else []),
             *([f"model.activation_checkpointing={load.recompute}"] if load.checkpointing else []),
             f"batch.micro_tokens={load.tokens}",
         ]
@@ -65,8 +68,8 @@ def choices(config: RunConfig, shape: Architecture, device: Device, ranks: int) 
     found = []
     for load in _loads(config, shape, device, ranks, length):
         num_micro = max(1, round(size / (len(load.documents) * ranks)))
-        load = replace(load, accumulates=num_micro > 1)
-        seconds = _seconds(load, device, num_micro)
+        load = replace(load, accumulates=num_micro > 1, step_bytes=step_bytes(config.optim, load))
+        seconds = _seconds(load, device, num_micro, config.strategy.bucket_mib)
         found.append(Choice(load, peak(load), seconds, num_micro, device.memory_bytes))
     return sorted(found, key=_rank)
 
@@ -78,11 +81,13 @@ def _rank(choice: Choice) -> tuple[bool, float]:
     return False, -choice.seconds.tokens_per_second
 
 
-def _seconds(load: Load, device: Device, num_micro: int) -> Seconds | None:
+def _seconds(load: Load, device: Device, num_micro: int, bucket_mib: int) -> Seconds | None:
     """Predict from what was measured, else from a data sheet."""
     if device.rates is not None:
         return seconds_measured(load, device.rates, num_micro=num_micro)
-    return seconds_of_update(load, device, num_micro=num_micro) if device.half_tflops else None
+    if not device.half_tflops:
+        return None
+    return seconds_of_update(load, device, num_micro=num_micro, bucket_mib=bucket_mib)
 
 
 def computes_in_half(config: RunConfig, device: Device) -> bool:
@@ -104,6 +109,7 @@ def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
         has_dropout=model.lora is not None and model.lora.dropout > 0,
         is_packed=model.quantize != "none",
         ranks=ranks,
+        in_backward=optim.in_backward,
         on_gpu=device.is_gpu,
     )
     base = replace(base, moment_bytes=moment_bytes(optim, base))
@@ -114,17 +120,15 @@ def _loads(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
     else:
         most = max(1, (batch.global_size or SIZES[-1]) // ranks)
         sizes = [size for size in SIZES if size <= most]
-    for strategy, shared, always in _strategies(config, ranks):
+    for strategy in _strategies(config, device, ranks):
         for recompute in WAYS if model.activation_checkpointing == "none" else (model.activation_checkpointing,):
             for size in sizes:
                 yield replace(
                     base,
                     documents=(length,) * size,
                     targets=length * size,
-                    strategy=strategy,
-                    share_optimizer=shared,
-                    exchanges_always=always,
                     recompute=recompute,
+                    **strategy,
                 )
 
 
@@ -136,6 +140,18 @@ def moment_bytes(optim: OptimSection, load: Load) -> float:
         in_blocks = sum(count for row, count in _rows(load) if row % BLOCK == 0) / load.trained
         return 2 * (in_blocks * (1 + FP32 / BLOCK) + (1 - in_blocks) * FP32)
     return (2 if optim.name == "adamw" else int(optim.momentum > 0)) * load.trained_bytes / load.trained
+
+
+def step_bytes(optim: OptimSection, load: Load) -> int:
+    """Return what the optimizer makes on the way: with moments in bf16 a piece in fp32, and what is drawn for it.
+
+    Both moments, four numbers of 64 bits for each value, and a weight in bf16 with its gradient in fp32.
+    """
+    if optim.name != "adamw_bf16":
+        return 0
+    shape, half = load.architecture, load.has_half_weights and load.lora_rank is None
+    largest = shape.embedding if load.lora_rank is None else max(count for _, count in _rows(load)) // shape.layers
+    return min(PIECE, largest // load.parts) * (2 * FP32 + 4 * 8 + 2 * FP32 * half)
 
 
 def _rows(load: Load) -> Iterator[tuple[int, int]]:
@@ -153,16 +169,29 @@ def _rows(load: Load) -> Iterator[tuple[int, int]]:
     yield shape.intermediate, mlp
 
 
-def _strategies(config: RunConfig, ranks: int) -> Iterator[tuple[str, bool, bool]]:
-    """Name each strategy with what it leaves open: an optimizer that is shared out, an exchange in each micro-batch."""
+def _strategies(config: RunConfig, device: Device, ranks: int) -> Iterator[dict[str, Any]]:
+    """Give each strategy with what it leaves open, as fields of a load.
+
+    An optimizer that is shared out; an exchange in each micro-batch, and parts in host memory.
+    """
     section = config.strategy
     if ranks == 1:
-        yield "single", False, False
+        yield {"strategy": "single"}
         return
-    if section.name in ("auto", "ddp"):
-        yield from (("ddp", shared, False) for shared in ((True,) if section.share_optimizer else (False, True)))
+    if section.name in ("auto", "ddp") and not config.optim.in_backward:
+        for shared in (True,) if section.share_optimizer else (False, True):
+            yield {"strategy": "ddp", "share_optimizer": shared}
     if section.name in ("auto", "fsdp2"):
-        yield from (("fsdp2", False, always) for always in ((True,) if section.exchange != "update" else (False, True)))
+        shard_ranks = section.shard_ranks if section.shard_ranks != ranks else None
+        can_offload = device.is_gpu and config.precision.compute != "fp16" and not config.optim.in_backward
+        for offload in (True,) if section.cpu_offload else (False, True) if can_offload else (False,):
+            for always in (True,) if section.exchange != "update" else (False, True):
+                yield {
+                    "strategy": "fsdp2",
+                    "exchanges_always": always,
+                    "cpu_offload": offload,
+                    "shard_ranks": shard_ranks,
+                }
 
 
 def as_lines(found: list[Choice], config: RunConfig, device: Device, price: float | None = None) -> Iterator[str]:
@@ -204,9 +233,18 @@ def _needs(best: Choice, config: RunConfig, device: Device, price: float | None)
         yield _dues(seconds.total / 3600, config.length.updates or 1000, load.ranks, device, price)
     disk = checkpoint_bytes(load) * config.checkpoint.keep
     yield (
-        f"besides: {host_bytes(load) / GIB:.1f} GiB of host memory a rank for a save in the background, "
+        f"besides: {host_bytes(load) / GIB:.1f} GiB of host memory a rank for {_on_the_host(load)}, "
         f"{disk / GIB:.1f} GiB of disk for {config.checkpoint.keep} checkpoints"
     )
+
+
+def _on_the_host(load: Load) -> str:
+    kept = [
+        *(["its parts of weights, gradients and moments"] if load.offloads else []),
+        *(["blocks' inputs"] if load.recompute == "offload" else []),
+        "a save in the background",
+    ]
+    return " and ".join(kept)
 
 
 def _dues(hours_each: float, updates: int, ranks: int, device: Device, price: float | None) -> str:
@@ -229,6 +267,8 @@ def advice(best: Choice, config: RunConfig) -> Iterator[str]:
         yield "  precision.weights=bf16: the frozen base in half the bytes; adapters stay fp32"
     if config.model.lora is not None and config.model.quantize == "none":
         yield "  model.quantize=nf4: the frozen base in 4 bits (QLoRA)"
+    if config.optim.max_grad_norm is None and not config.optim.in_backward and best.load.strategy != "ddp":
+        yield "  optim.in_backward=true: no gradients are kept"
     if best.load.strategy == "single" or (config.strategy.name == "ddp" and config.model.quantize == "none"):
         yield "  more GPUs with strategy.name=fsdp2: each keeps its part of weights, gradients and moments"
     yield "  a smaller data.max_length"

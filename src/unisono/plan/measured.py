@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from unisono.plan.architecture import architecture_of
+from unisono.plan.host import host_seconds
 from unisono.plan.machine import Rates
 from unisono.plan.memory import CHUNK_BYTES, FP32, GROUP_BYTES, Load
 from unisono.plan.time import Seconds, micro_batch_flops
@@ -83,9 +84,10 @@ def _counted(load: Load, rates: Rates, num_micro: int) -> Seconds:
         attention=one.attention * num_micro,
         elementwise=one.elementwise * num_micro + accumulated * clock("accumulate", "forward", load.trained),
         exchange=_exchange(load, rates, num_micro),
-        optimizer=_optimizer(load, clock),
+        optimizer=0.0 if load.offloads else _optimizer(load, clock),
         flops=micro_batch_flops(load) * num_micro,
         tokens=load.tokens * num_micro * load.ranks,
+        host=host_seconds(load, num_micro),
     )
 
 

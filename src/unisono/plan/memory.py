@@ -38,12 +38,15 @@ class Load:
     is_packed: bool = False  # frozen matrices in NF4
     recompute: str = "none"  # what backward computes again, as in model.activation_checkpointing
     moment_bytes: float = 8  # the optimizer's, for a trained value
+    step_bytes: int = 0  # what the optimizer makes on the way, and forgets
     strategy: str = "single"
     ranks: int = 1
     share_optimizer: bool = False
     accumulates: bool = False  # more than one micro-batch an update
     exchanges_always: bool = False  # fsdp2: after each of them
     shard_ranks: int | None = None  # fsdp2: that share one copy of the model; None: all
+    cpu_offload: bool = False  # fsdp2: a rank's parts lie in host memory
+    in_backward: bool = False  # gradients are let go as soon as they are whole
     on_gpu: bool = False
 
     @property
@@ -65,6 +68,16 @@ class Load:
     def is_sharded(self) -> bool:
         """Every rank keeps its part of everything."""
         return self.strategy == "fsdp2"
+
+    @property
+    def offloads(self) -> bool:
+        """Parts lie elsewhere than where they are used: on a CPU, host memory is the device's."""
+        return self.is_sharded and self.cpu_offload and self.on_gpu
+
+    @property
+    def lets_go(self) -> bool:
+        """No part of a gradient stays on the device."""
+        return self.in_backward or self.offloads
 
     @property
     def parts(self) -> int:
@@ -115,10 +128,11 @@ class Moment:
 def moments(load: Load) -> list[Moment]:
     """Return the moments that can be the peak of an update, in their order."""
     always = _always(load)
+    work = {"optimizer's work": 0 if load.offloads else load.step_bytes}
     found = [
         Moment("end of forward", always | _forward(load)),
-        Moment("end of backward", always | _end_of_backward(load)),
-        Moment("optimizer", always | _gradients(load)),
+        Moment("end of backward", always | _end_of_backward(load) | (work if load.in_backward else {})),
+        Moment("optimizer", always | _gradients(load) | work),
     ]
     if not load.on_gpu:
         return found
@@ -135,10 +149,16 @@ def peak(load: Load) -> Moment:
 def host_bytes(load: Load) -> int:
     """Return what a save copies on this rank: weights that are trained and moments, each written by one rank.
 
-    Besides, where blocks' inputs wait on the host, those.
+    Besides, what waits on the host: blocks' inputs, or this rank's parts of weights, gradients and moments.
     """
-    inputs = load.tokens * load.architecture.layers * load.architecture.hidden * load.weight_bytes
-    return -(-checkpoint_bytes(load) // load.ranks) + (inputs if load.recompute == "offload" else 0)
+    inputs = block_inputs(load) if load.recompute == "offload" else 0
+    parts = base_bytes(load) + load.trained_bytes + load.moments_bytes if load.offloads else 0
+    return -(-checkpoint_bytes(load) // load.ranks) + inputs + parts // load.parts
+
+
+def block_inputs(load: Load) -> int:
+    """Return the bytes of what a micro-batch gives to all blocks."""
+    return load.tokens * load.architecture.layers * load.architecture.hidden * load.weight_bytes
 
 
 def checkpoint_bytes(load: Load) -> int:
@@ -163,12 +183,14 @@ def kept_bytes(load: Load) -> int:
 def _always(load: Load) -> dict[str, int]:
     shared = load.ranks if load.share_optimizer else load.parts
     scales = int(load.architecture.layers * load.architecture.matrices * SCALE_BYTES) if load.is_packed else 0
+    if load.offloads:
+        return {"weights": scales, "optimizer": 0}
     weights = (base_bytes(load) - scales) // load.parts + scales  # every rank keeps all scales
     return {"weights": weights, "optimizer": load.moments_bytes // shared}
 
 
 def _gradients(load: Load) -> dict[str, int]:
-    return {"gradients": load.trained_bytes // load.parts}
+    return {"gradients": 0 if load.lets_go else load.trained_bytes // load.parts}
 
 
 def _forward(load: Load) -> dict[str, int]:
@@ -183,7 +205,7 @@ def _forward(load: Load) -> dict[str, int]:
     beside = (load.ranks - 1) / load.ranks if is_ddp and load.share_optimizer and load.accumulates else 0
     num_gradients = (is_ddp or load.accumulates) + beside
     if load.is_sharded and load.accumulates and load.exchanges_always:
-        num_gradients = 1 / load.parts
+        num_gradients = 0 if load.offloads else 1 / load.parts
     gathered = (_root(load) + _gathered_block(load)) if load.is_sharded else 0
     copies = _copies_of_block(load, kept=True) * shape.layers
     kept = load.tokens * (shape.layers * _kept_by_layer(load) + _around_layers(load))
@@ -197,7 +219,7 @@ def _forward(load: Load) -> dict[str, int]:
 
 
 def _end_of_backward(load: Load) -> dict[str, int]:
-    """The embedding's gradient has just been made; under ddp it lies beside its place in the bucket.
+    """The embedding's gradient has just been made; beside its place in ddp's bucket, or what was accumulated before.
 
     fsdp2 holds the root's weights, their whole gradient and its copy for the exchange.
     """
@@ -205,16 +227,19 @@ def _end_of_backward(load: Load) -> dict[str, int]:
     if load.is_sharded:
         whole, root = load.trained_bytes, _root(load)
         if load.lora_rank is not None:
-            return {"gradients": whole // load.parts, "gathered weights": root}
+            return {"gradients": 0 if load.lets_go else whole // load.parts, "gathered weights": root}
         is_whole = load.accumulates and not load.exchanges_always
-        exchange = whole + root if is_whole else (whole - root) // load.parts + 2 * root
+        parts = 0 if load.lets_go else (whole - root) // load.parts
+        exchange = whole + root if is_whole else parts + 2 * root
         return {"gradients": exchange, "gathered weights": root}
     is_trained = load.lora_rank is None
     own = shape.embedding * load.weight_bytes if is_trained else 0
-    beside = own if load.strategy == "ddp" or shape.is_tied else 0
+    # of a tied matrix there are the head's gradient and the sum of both besides
+    beside = own * ((load.strategy == "ddp" or load.accumulates) + 2 * shape.is_tied)
     # or the moment before: the first block's backward uses up what it kept, and the embedding has no gradient yet
     first = _first_block(load) - own if is_trained else 0
-    return {"gradients": load.trained_bytes + beside, "activations": max(0, first - beside)}
+    gradients = own if load.lets_go else load.trained_bytes
+    return {"gradients": gradients + beside, "activations": max(0, first - beside)}
 
 
 def _first_block(load: Load) -> int:

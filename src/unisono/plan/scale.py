@@ -13,7 +13,7 @@ from typing import Any
 from unisono.config.schema import RunConfig
 from unisono.errors import LaunchError
 from unisono.plan.architecture import Architecture
-from unisono.plan.fit import Choice, choices
+from unisono.plan.fit import Choice, choices, step_bytes
 from unisono.plan.hardware import GIB, Device
 from unisono.plan.links import Cluster, Network
 from unisono.plan.memory import Load, peak
@@ -131,7 +131,7 @@ def _choose(config: RunConfig, load: Load, cluster: Cluster) -> Choice:
     """Work out a load on a cluster. The GPU with most samples decides; its last micro-batch may be less than full."""
     samples = -(-_size(config, load) // cluster.ranks)
     num_micro = -(-samples // len(load.documents))
-    load = replace(load, accumulates=num_micro > 1)
+    load = replace(load, accumulates=num_micro > 1, step_bytes=step_bytes(config.optim, load))
     seconds = seconds_of_update(
         load,
         cluster.device,

@@ -11,6 +11,7 @@ from functools import cache
 
 from unisono.plan.exchange import BUCKET_MIB, Collective, exposed_seconds, program
 from unisono.plan.hardware import Device
+from unisono.plan.host import host_seconds
 from unisono.plan.links import DEFAULT_NETWORK, NETWORKS, Cluster, words_seconds
 from unisono.plan.memory import HALF, Load, kept_bytes
 
@@ -34,6 +35,7 @@ class Seconds:
     attention: float = 0.0  # where it was measured by itself; else it is among the products
     elementwise: float = 0.0  # likewise
     overhead: float = 0.0  # likewise: Python, dispatch, hooks
+    host: float = 0.0  # copies to and from host memory, and the optimizer's step there
 
     @property
     def by_cause(self) -> dict[str, float]:
@@ -45,6 +47,7 @@ class Seconds:
             "overhead": self.overhead,
             "exchange": self.exchange,
             "optimizer": self.optimizer,
+            "host memory": self.host,
         }
 
     @property
@@ -108,10 +111,11 @@ def seconds_of_update(
             one + other,
             bucket_mib,
         ),
-        optimizer=touched / bandwidth,
+        optimizer=0.0 if load.offloads else touched / bandwidth,
         flops=micro_batch_flops(load) * fill * num_micro,
         tokens=round(load.tokens * fill * num_micro * load.ranks),
         elementwise=other * num_micro,
+        host=host_seconds(load, num_micro),
     )
 
 
