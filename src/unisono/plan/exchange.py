@@ -14,6 +14,7 @@ from unisono.plan.memory import Load
 from unisono.plan.parameters import Parameter, block_parameters, gathered_bytes, reduced_bytes, root_parameters
 
 NUM_WORDS = 6  # that a rank says with its loss, in fp64 (step, outcome.Word)
+NORM_BYTES = 8  # a rank's sum of squares, in fp64 (strategy.contract.square_sum)
 BUCKET_MIB = 25  # strategy.bucket_mib, where nothing else is said
 
 
@@ -83,8 +84,7 @@ def program(load: Load, *, num_micro: int, bucket_mib: int = BUCKET_MIB) -> Iter
     yield from _sharded(load, num_micro) if load.is_sharded else _replicated(load, num_micro, bucket_mib)
     yield Wait(Collective("all_gather", 8 * NUM_WORDS * load.ranks, "all", "losses"))
     if load.is_sharded:
-        norms = sum(parameter.value_bytes for parameter in _trained(load))  # one a tensor, in its own format
-        yield Wait(Collective("all_reduce", norms, "parts", "norm"))
+        yield Wait(Collective("all_reduce", NORM_BYTES, "parts", "norm"))
     if load.share_optimizer:
         for parameter in _trained(load):
             yield Wait(Collective("broadcast", parameter.num_bytes, "all", "weights"))

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -24,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from unisono.dist import find_world
 from unisono.errors import ConfigError, ModelError
-from unisono.strategy.contract import StepAlone
+from unisono.strategy.contract import StepAlone, square_sum
 from unisono.strategy.in_backward import StepsInBackward
 
 
@@ -58,6 +59,7 @@ class Fsdp2:
         self._offloads = cpu_offload
         self._in_backward: StepsInBackward | None = None
         self._root: FSDPModule | None = None
+        self._parts: dist.ProcessGroup | None = None  # the ranks that share one copy of the model
         self._num_groups = 0
 
     def shard(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -65,7 +67,9 @@ class Fsdp2:
 
         Its method ``verify`` runs blocks and head like a forward does, and is wrapped like one.
         """
-        where: dict[str, Any] = {"mesh": self._mesh()}
+        mesh = self._mesh()
+        self._parts = mesh.get_group(mesh.ndim - 1)
+        where: dict[str, Any] = {"mesh": mesh}
         if self._offloads:
             where["offload_policy"] = CPUOffloadPolicy(pin_memory=find_world().device.type == "cuda")
         blocks = [_shard_block(block, self._compute, where) for block in find_blocks(model)]
@@ -110,17 +114,22 @@ class Fsdp2:
         return 0.0
 
     def clip(self, max_norm: float | None) -> float:
-        """Collective. Clip by the global norm: the norm over shards is a promise until ``full_tensor`` sums it up."""
+        """Collective. Clip by the global norm: what the parts of one copy of the model amount to together."""
         parameters = [p for p in self._sharded().parameters() if p.grad is not None]  # type: ignore[attr-defined]
         if self._in_backward is not None:
             norm = self._in_backward.norm()
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         else:
-            norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
+            norm = self._norm([p.grad.to_local() for p in parameters])
         if max_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return float(norm)
+
+    def _norm(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """Collective. Return the norm of gradients of which this rank has these parts."""
+        squares = square_sum(parts)
+        dist.all_reduce(squares, group=self._parts)
+        return squares.sqrt().float()
 
     def bind(self, optimizer: torch.optim.Optimizer, step_alone: StepAlone | None = None) -> None:
         """Leave it as it is, or let it step within backward, as each part of a gradient has been summed."""
