@@ -80,6 +80,44 @@ def test_b14_norm_is_that_of_all_shards(tiny: Path) -> None:
         assert length == pytest.approx(0.1 * 0.1, rel=1e-4)
 
 
+def norm_of_bf16_gradients(_rank: int, _world: int, folder: Path, shard_ranks: int | None) -> tuple[float, float]:
+    """Clip known gradients of bf16 weights; returns the norm and, in fp64, that of this very set of gradients."""
+    import torch
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    from unisono import dist
+    from unisono.config.schema import ModelSection, StrategySection
+    from unisono.loss import TrainingModel
+    from unisono.model.load import base_model, load_model
+    from unisono.strategy import choose
+
+    place = dist.find_world()
+    dist.join(place, 30)
+    name = "single" if place.size == 1 else "fsdp2"
+    strategy = choose(StrategySection(name=name, shard_ranks=shard_ranks), place.size, torch.bfloat16)  # type: ignore[arg-type]
+    saved = load_model(ModelSection(path=str(folder)), folder, weights=torch.bfloat16, seed=1)
+    training = strategy.shard(TrainingModel(base_model(saved), document_attention=False))
+    torch.manual_seed(0)
+    squares = 0.0
+    for parameter in training.parameters():
+        gradient = torch.randn(parameter.shape, dtype=torch.bfloat16)
+        squares += float(gradient.double().square().sum())
+        cut = isinstance(parameter, DTensor)
+        parameter.grad = (
+            distribute_tensor(gradient, parameter.device_mesh, parameter.placements) if cut else gradient  # type: ignore[attr-defined]
+        )
+    norm = strategy.clip(1.0)
+    dist.leave()
+    return norm, squares**0.5
+
+
+def test_gradients_in_bf16_have_a_norm_in_fp32(tiny: Path) -> None:
+    """In their own format it would have 8 bits, and other ones on another number of ranks."""
+    for world, shard_ranks in ((1, None), (2, None), (4, 2)):
+        for norm, true in run_ranks(norm_of_bf16_gradients, world, tiny, shard_ranks):
+            assert norm == pytest.approx(true, rel=1e-6), f"{world} ranks"
+
+
 def count_exchanges(rank: int, world: int, folder: Path, settings: Settings) -> int:
     """Train and count the reduce-scatters."""
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from unisono.plan.memory import Load
 from unisono.plan.parameters import Parameter, block_parameters, gathered_bytes, reduced_bytes, root_parameters
 
 NUM_WORDS = 6  # that a rank says with its loss, in fp64 (step, outcome.Word)
+NORM_BYTES = 8  # a rank's sum of squares, in fp64 (strategy.contract.square_sum)
 BUCKET_MIB = 25  # strategy.bucket_mib, where nothing else is said
 
 
@@ -52,7 +52,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class Use:
-    """Work waits for a group's weights. In forward the gather after next may begin now; in backward the next one."""
+    """Work waits for a group's weights. In forward the gather after next may begin now; in backward the next ones."""
 
     group: int
     in_forward: bool
@@ -84,8 +84,7 @@ def program(load: Load, *, num_micro: int, bucket_mib: int = BUCKET_MIB) -> Iter
     yield from _sharded(load, num_micro) if load.is_sharded else _replicated(load, num_micro, bucket_mib)
     yield Wait(Collective("all_gather", 8 * NUM_WORDS * load.ranks, "all", "losses"))
     if load.is_sharded:
-        norms = sum(parameter.value_bytes for parameter in _trained(load))  # one a tensor, in its own format
-        yield Wait(Collective("all_reduce", norms, "parts", "norm"))
+        yield Wait(Collective("all_reduce", NORM_BYTES, "parts", "norm"))
     if load.share_optimizer:
         for parameter in _trained(load):
             yield Wait(Collective("broadcast", parameter.num_bytes, "all", "weights"))
@@ -171,13 +170,11 @@ def _sizes(load: Load, parameters: Sequence[Parameter]) -> tuple[Collective, Seq
 def _sharded(load: Load, num_micro: int) -> Iterator[Item]:
     """fsdp2: the root is gathered once a micro-batch, a block for its forward and for its backward.
 
-    Backward asks for the next group when it has come to one (torch: FSDPParamGroup.pre_backward); so where a block has
-    two groups, the next block's linear layers are asked for only when backward is there.
+    Backward asks for the whole of a block when it has taken the weights of the one after (strategy/fsdp2,
+    _gather_ahead); a block's norms, whose group ends in forward after the linear layers', come first in it.
     """
     root, blocks = _groups(load)
-    # what forward ended with comes first in backward: a block's norms, whose group ends after the linear layers'
-    order = [group for block in reversed(blocks) for group in block]
-    follows = {group.number: after for group, after in pairwise(order)}
+    back = blocks[::-1]
     for micro in range(1, num_micro + 1):
         for groups in [[root], *blocks]:
             for group in groups:
@@ -187,12 +184,10 @@ def _sharded(load: Load, num_micro: int) -> Iterator[Item]:
                 yield Work("forward")
         yield Work("head")
         exchanges = micro == num_micro or load.exchanges_always
-        yield order[0].gather
-        for block in reversed(blocks):
-            for group in block:
-                yield Use(group.number, in_forward=False)
-                if group.number in follows:
-                    yield follows[group.number].gather
+        yield from [group.gather for group in back[0]]
+        for block, following in zip(back, [*back[1:], []]):
+            yield from [Use(group.number, in_forward=False) for group in block]
+            yield from [group.gather for group in following]
             yield Work("backward")
             for group in reversed(block) if exchanges else ():
                 yield from group.reduces

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -59,8 +59,18 @@ class Strategy(Protocol):
 
 def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None) -> float:
     """Clip by the global norm of whole gradients; returns the norm before clipping."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
+    norm = square_sum([p.grad for p in parameters if p.grad is not None]).sqrt().float()
     if max_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return float(norm)
+
+
+def square_sum(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of all squares, in fp64: each tensor's norm is taken in fp32, whatever format it is kept in.
+
+    Not in its own, as torch's ``get_total_norm`` does: in bf16 a norm has 8 bits, and other ones on other ranks.
+    """
+    if not gradients:
+        return torch.zeros((), dtype=torch.float64)
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    return torch.stack(norms).double().square().sum()

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -24,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from unisono.dist import find_world
 from unisono.errors import ConfigError, ModelError
-from unisono.strategy.contract import StepAlone
+from unisono.strategy.contract import StepAlone, square_sum
 from unisono.strategy.in_backward import StepsInBackward
 
 
@@ -58,6 +59,7 @@ class Fsdp2:
         self._offloads = cpu_offload
         self._in_backward: StepsInBackward | None = None
         self._root: FSDPModule | None = None
+        self._parts: dist.ProcessGroup | None = None  # the ranks that share one copy of the model
         self._num_groups = 0
 
     def shard(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -65,16 +67,15 @@ class Fsdp2:
 
         Its method ``verify`` runs blocks and head like a forward does, and is wrapped like one.
         """
-        where: dict[str, Any] = {"mesh": self._mesh()}
+        mesh = self._mesh()
+        self._parts = mesh.get_group(mesh.ndim - 1)
+        where: dict[str, Any] = {"mesh": mesh}
         if self._offloads:
             where["offload_policy"] = CPUOffloadPolicy(pin_memory=find_world().device.type == "cuda")
-        self._num_groups = 1
-        for block in find_blocks(model):
-            if self._compute != torch.float32:
-                self._num_groups += _shard_products(block, self._compute, where)
-            fully_shard(block, **where)
-            self._num_groups += 1
+        blocks = [_shard_block(block, self._compute, where) for block in find_blocks(model)]
+        self._num_groups = 1 + sum(map(len, blocks))
         self._root = fully_shard(model, **where, reshard_after_forward=True)
+        _gather_ahead(blocks, self._root)
         groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for group in groups:
             group.set_gradient_divide_factor(1.0)  # the sum, where torch's own factor would make a mean
@@ -113,17 +114,22 @@ class Fsdp2:
         return 0.0
 
     def clip(self, max_norm: float | None) -> float:
-        """Collective. Clip by the global norm: the norm over shards is a promise until ``full_tensor`` sums it up."""
+        """Collective. Clip by the global norm: what the parts of one copy of the model amount to together."""
         parameters = [p for p in self._sharded().parameters() if p.grad is not None]  # type: ignore[attr-defined]
         if self._in_backward is not None:
             norm = self._in_backward.norm()
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         else:
-            norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
+            norm = self._norm([p.grad.to_local() for p in parameters])
         if max_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return float(norm)
+
+    def _norm(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """Collective. Return the norm of gradients of which this rank has these parts."""
+        squares = square_sum(parts)
+        dist.all_reduce(squares, group=self._parts)
+        return squares.sqrt().float()
 
     def bind(self, optimizer: torch.optim.Optimizer, step_alone: StepAlone | None = None) -> None:
         """Leave it as it is, or let it step within backward, as each part of a gradient has been summed."""
@@ -155,21 +161,31 @@ class Fsdp2:
         return self._root
 
 
-def _shard_products(block: torch.nn.Module, compute: torch.dtype, where: dict[str, Any]) -> bool:
-    """Make a group of the block's linear layers, whose weights are gathered in the format of their products.
+def _shard_block(block: torch.nn.Module, compute: torch.dtype, where: dict[str, Any]) -> list[FSDPModule]:
+    """Cut a block; returns a module of each of its groups, in the order in which backward comes to them.
 
-    Returns whether there is one.
-
-    Autocast would make the same copies after a gather twice as large, and keep them all until backward. Norms stay with
+    Where products are in half precision the linear layers are a group whose weights are gathered in that format:
+    autocast would make the same copies after a gather twice as large, and keep them all until backward. Norms stay with
     the block, in fp32, and so does everything where weights are packed into bytes: what is trained beside them is
     small. Gradients are summed in fp32.
     """
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     linear = [each for each in block.modules() if isinstance(each, torch.nn.Linear)]
-    if not linear or not all(each.weight.is_floating_point() for each in linear):
-        return False
-    fully_shard(list[torch.nn.Module](linear), **where, mp_policy=policy)
-    return True
+    products: list[FSDPModule] = []
+    if compute != torch.float32 and linear and all(each.weight.is_floating_point() for each in linear):
+        products = fully_shard(list[torch.nn.Module](linear), **where, mp_policy=policy)[:1]
+    return [fully_shard(block, **where), *products]
+
+
+def _gather_ahead(blocks: list[list[FSDPModule]], root: FSDPModule) -> None:
+    """Let backward ask for all groups of a block when the last group of the one after it has been taken.
+
+    torch itself asks for one group more: for a block's norms, so that its linear layers would be asked for when they
+    are needed. Forward need not be told: its gathers wait for no work, so that the host issues them ahead of it.
+    """
+    askers = [*(groups[-1] for groups in blocks[1:]), root]
+    for asker, groups in zip(askers, blocks, strict=True):
+        asker.set_modules_to_backward_prefetch(groups)
 
 
 def find_blocks(model: torch.nn.Module) -> torch.nn.ModuleList:
