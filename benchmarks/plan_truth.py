@@ -372,9 +372,7 @@ def settings() -> list[Setting]:
         Setting("full fp32, tied, accumulation", few, num_micro=2, shape=tied),
         Setting("ddp full fp32, tied, few tokens", few, strategy="ddp", ranks=2, shape=tied),
         Setting("in backward, tied, accumulation", few, num_micro=2, shape=tied, **inside),
-        Setting(
-            "in backward, 8 bits, recomputed", few, "bf16", optimizer="adamw8bit", recompute="full", **inside
-        ),
+        Setting("in backward, 8 bits, recomputed", few, "bf16", optimizer="adamw8bit", recompute="full", **inside),
         Setting("in backward, bf16 weights", few, "bf16", "bf16", optimizer="adamw_bf16", **inside),
         Setting("in backward, accumulation", few, "bf16", num_micro=2, **inside),
         Setting("in backward, lora", short, "bf16", lora=8, **inside),

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
+from torch.distributed.tensor import DTensor
 
 StepAlone = Callable[[torch.nn.Parameter], None]  # takes the optimizer's step of one parameter, from its gradient
 
@@ -59,18 +60,22 @@ class Strategy(Protocol):
 
 def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None) -> float:
     """Clip by the global norm of whole gradients; returns the norm before clipping."""
-    norm = square_sum([p.grad for p in parameters if p.grad is not None]).sqrt().float()
+    norm = square_sum([norm_of(p) for p in parameters if p.grad is not None]).sqrt().float()
     if max_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return float(norm)
 
 
-def square_sum(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of all squares, in fp64: each tensor's norm is taken in fp32, whatever format it is kept in.
+def norm_of(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Return the norm of a parameter's gradient, or of this rank's part of it, in fp32 whatever it is kept in.
 
-    Not in its own, as torch's ``get_total_norm`` does: in bf16 a norm has 8 bits, and other ones on other ranks.
+    Not in its own format, as torch's ``get_total_norm`` does: in bf16 it has 8 bits, and other ones on other ranks.
     """
-    if not gradients:
-        return torch.zeros((), dtype=torch.float64)
-    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
-    return torch.stack(norms).double().square().sum()
+    gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+    norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+    return norm
+
+
+def square_sum(norms: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of the squares of norms, in fp64."""
+    return torch.stack(list(norms)).double().square().sum() if norms else torch.zeros((), dtype=torch.float64)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.strategy.contract import StepAlone
+from unisono.strategy.contract import StepAlone, norm_of, square_sum
 
 
 class StepsInBackward:
@@ -30,20 +30,15 @@ class StepsInBackward:
         if not self._is_last:
             return
         if not self._is_tried:
-            self._norms.append(_norm(parameter))
+            self._norms.append(norm_of(parameter))
             self._step_alone(parameter)
         parameter.grad = None
 
-    def norm(self) -> torch.Tensor:
-        """Return the norm of all gradients of the update that is over: of parts, a promise that sums them up.
+    def square_sum(self) -> torch.Tensor:
+        """Return the sum of the squares of all gradients of the update that is over, or of this rank's parts of them.
 
         A parameter that took no part in the last micro-batch still has the gradient of those before.
         """
-        norms = self._norms + [_norm(each) for each in self._parameters if each.grad is not None]
+        norms = self._norms + [norm_of(each) for each in self._parameters if each.grad is not None]
         self._norms = []
-        return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
-
-
-def _norm(parameter: torch.nn.Parameter) -> torch.Tensor:
-    norm: torch.Tensor = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32)
-    return norm
+        return square_sum(norms)

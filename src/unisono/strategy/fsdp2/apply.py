@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from unisono.dist import find_world
 from unisono.errors import ConfigError, ModelError
-from unisono.strategy.contract import StepAlone, square_sum
+from unisono.strategy.contract import StepAlone, norm_of, square_sum
 from unisono.strategy.in_backward import StepsInBackward
 
 
@@ -117,19 +117,14 @@ class Fsdp2:
         """Collective. Clip by the global norm: what the parts of one copy of the model amount to together."""
         parameters = [p for p in self._sharded().parameters() if p.grad is not None]  # type: ignore[attr-defined]
         if self._in_backward is not None:
-            norm = self._in_backward.norm()
-            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            squares = self._in_backward.square_sum()
         else:
-            norm = self._norm([p.grad.to_local() for p in parameters])
+            squares = square_sum([norm_of(p) for p in parameters])
+        dist.all_reduce(squares, group=self._parts)
+        norm = squares.sqrt().float()
         if max_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return float(norm)
-
-    def _norm(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """Collective. Return the norm of gradients of which this rank has these parts."""
-        squares = square_sum(parts)
-        dist.all_reduce(squares, group=self._parts)
-        return squares.sqrt().float()
 
     def bind(self, optimizer: torch.optim.Optimizer, step_alone: StepAlone | None = None) -> None:
         """Leave it as it is, or let it step within backward, as each part of a gradient has been summed."""

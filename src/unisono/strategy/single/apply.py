@@ -50,7 +50,7 @@ class Single:
     def clip(self, max_norm: float | None) -> float:
         """Clip by the global norm and return it."""
         if self._in_backward is not None:
-            return float(self._in_backward.norm())
+            return float(self._in_backward.square_sum().sqrt())
         return clip_gradients(self._trainable, max_norm)
 
     def bind(self, optimizer: torch.optim.Optimizer, step_alone: StepAlone | None = None) -> None:
