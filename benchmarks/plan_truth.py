@@ -305,6 +305,16 @@ def settings() -> list[Setting]:
                 Setting(f"lora {compute}, {name}", documents, compute, lora=8),
             ]
     short, one, few, q_and_v = rows["short"], rows["one"], rows["few"], ["q_proj", "v_proj"]
+    broad = {"hidden_size": 512, "intermediate_size": 2816, "num_hidden_layers": 3, "vocab_size": 1000}
+    within: dict[str, dict[str, Any]] = {
+        "bf16": {"compute": "bf16"},
+        "fp32": {},
+        "accumulation": {"compute": "bf16", "num_micro": 2},
+        "each": {"compute": "bf16", "num_micro": 2, "exchange": "micro_batch"},
+        "lora": {"compute": "bf16", "lora": 8},
+        "in backward": {"compute": "bf16", "in_backward": True},
+        "checkpointing": {"compute": "bf16", "recompute": "full"},
+    }
     inside: dict[str, Any] = {"in_backward": True}
     for label, shape in (("wide", wide), ("deep", deep), ("tied", tied)):
         found += [
@@ -380,6 +390,7 @@ def settings() -> list[Setting]:
         Setting("in backward, fsdp2 fp32", one, **inside, **two),
         Setting("in backward, fsdp2, accumulation", few, "bf16", num_micro=2, **inside, **two),
         Setting("in backward, fsdp2, each", few, "bf16", num_micro=2, exchange="micro_batch", **inside, **two),
+        *(Setting(f"fsdp2, wide, few tokens, {each}", few, shape=broad, **{**two, **own}) for each, own in within.items()),
         Setting("hybrid full bf16", short, "bf16", strategy="fsdp2", ranks=4, shard_ranks=2),
         Setting("full sgd fp32", one, optimizer="sgd"),
         Setting("full bf16, long", (1400,), "bf16"),

@@ -131,6 +131,7 @@ def moments(load: Load) -> list[Moment]:
     work = {"optimizer's work": 0 if load.offloads else load.step_bytes}
     found = [
         Moment("end of forward", always | _forward(load)),
+        *[Moment("backward", always | each) for each in _backward(load)],
         Moment("end of backward", always | _end_of_backward(load) | (work if load.in_backward else {})),
         Moment("optimizer", always | _gradients(load) | work),
     ]
@@ -216,6 +217,36 @@ def _forward(load: Load) -> dict[str, int]:
         "activations": kept + (_attention_matrices(load) if not load.checkpointing else 0),
         "loss head": _head(load),
     }
+
+
+def _backward(load: Load) -> list[dict[str, int]]:
+    """Under fsdp2, within the backward of the last block, of the second, and of the first.
+
+    Weights of a block are gathered while those of the one after are used; these are given back before its gradients
+    are copied for the exchange, which adds up what it gives: a part for each block so far. Whole gradients of earlier
+    micro-batches lie there until then. gloo sums in a copy of its own.
+    """
+    if not load.is_sharded:
+        return []
+    shape, parts = load.architecture, load.parts
+    block, is_trained = _gathered_block(load), load.lora_rank is None
+    trained = shape.block * load.weight_bytes if is_trained else load.trained_bytes // shape.layers
+    sent = shape.matrices * FP32 + (shape.block - shape.matrices) * load.weight_bytes if is_trained else trained
+    is_whole, has_parts = load.accumulates and not load.exchanges_always, load.accumulates and load.exchanges_always
+    kept_parts = 0 if load.lets_go else 1 / parts
+    root = int(_root(load) * is_trained * (1 + is_whole + has_parts * kept_parts))
+    matrices = _attention_matrices(load) // shape.layers
+    kept = load.tokens * _kept_by_layer(load) + (0 if load.checkpointing else matrices)
+    again = load.tokens * _kept_by_layer(load, whole=True) + matrices if load.checkpointing else 0
+    found = []
+    for done in (0, shape.layers - 1, shape.layers):
+        before = shape.layers - done
+        gradients = int(trained * (before * is_whole + (shape.layers if has_parts else done) * kept_parts))
+        exchanged = sent * (1 if load.on_gpu else 2) if done else 0
+        gathered = _root(load) + block * (min(2, before) if not done else min(1, before))
+        activations = {"activations": before * kept + (again if before else 0)}
+        found.append({"gradients": gradients + exchanged + root, "gathered weights": gathered} | activations)
+    return found
 
 
 def _end_of_backward(load: Load) -> dict[str, int]:
