@@ -237,6 +237,8 @@ def test_unknown_names_in_data_fields_are_refused_with_the_known_ones() -> None:
 
 
 def test_variables_that_only_look_alike_are_passed_on() -> None:
-    config = read("launch.env={TOKENIZERS_PARALLELISM: 'true', KEYBOARD: us, NCCL_ALGO: Ring, OMP_NUM_THREADS: '2'}").config
+    config = read(
+        "launch.env={TOKENIZERS_PARALLELISM: 'true', KEYBOARD: us, NCCL_ALGO: Ring, OMP_NUM_THREADS: '2'}"
+    ).config
     check(config)
     assert len(config.launch.env) == 4
