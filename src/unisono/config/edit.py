@@ -47,7 +47,9 @@ def _inserted(text: str, node: yaml.MappingNode, name: str, value: object) -> st
 
 def _replaced(text: str, node: yaml.Node, value: object) -> str:
     begin, end = node.start_mark.index, node.end_mark.index
-    is_block = not node.flow_style if isinstance(node, yaml.CollectionNode) else node.style in ("|", ">")
+    is_block = text[begin : begin + 1] in ("|", ">")
+    if isinstance(node, yaml.CollectionNode):
+        is_block = not node.flow_style
     if is_block:  # it reaches to where the next key begins
         end = text.rfind("\n", 0, end) if "\n" in text[begin:end] else end
         begin = text.rindex(":", 0, begin) + 1
