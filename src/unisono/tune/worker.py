@@ -40,12 +40,14 @@ def measure(arguments: list[str]) -> int:
     pulse.last = load(Path(arguments[0]), arguments[1:]).config.length.updates or 0
     try:
         return start(arguments, lambda: pulse)
-    except Measured:
-        dist.wait_for_all()
-        pulse.at(LEFT)
-        return 0
     except OutOfMemoryError as error:
         raise UnisonoError(str(error)) from error
+    except Measured:
+        pass  # its frames hold the model, which goes before the group does
+    dist.wait_for_all()
+    dist.leave()
+    pulse.at(LEFT)
+    return 0
 
 
 if __name__ == "__main__":

@@ -65,9 +65,9 @@ def _heading(loaded: Loaded, given: Sequence[str], result: Result, out: Path, da
     kept = [each for each in result.evidence if each.kept]
     others = [each for each in result.evidence if not each.kept]
     return [
-        f"{loaded.path.name}{with_overrides} as `unisono tune` left it on {day}: what is faster here, and the same model.",
+        f"{loaded.path.name}{with_overrides}, tuned by `unisono tune` on {day}. The model stays the same.",
         f"Measured with {result.ranks} ranks on {result.machine}.",
-        f"Paired trials of {result.updates} counted updates: how many times as fast; in brackets the interval at 95 % for",
+        f"Paired trials of {result.updates} counted updates: how many times as fast, and the interval at 95 % for",
         f"{counted(len(result.evidence), 'setting')} together. Every figure is in {out.with_suffix('.json').name}.",
         "Kept:" if kept else "Kept: nothing, no setting gains more than the noise explains.",
         *map(_line, kept),
