@@ -316,7 +316,7 @@ def test_a_real_run_is_tuned(tmp_path: Path, tiny: Path, monkeypatch: pytest.Mon
     figures = json.loads(out.with_suffix(".json").read_text())
     fewer, broken = figures["settings"]
     assert (fewer["name"], broken["name"]) == ("batch.micro_tokens=128", "batch.micro_tokens=256")
-    assert broken["problem"].startswith("does not run: exit code 1") and not broken["kept"]
+    assert broken["problem"] == "does not run: exit code 1" and not broken["kept"]
     assert [len(run) for run in fewer["without"] + fewer["within"]] == [4] * 4, "updates that count, in two pairs"
     ratios = [log_ratio(*pair) for pair in zip(fewer["without"], fewer["within"])]
     assert fewer["ratio"]["mean"] == pytest.approx(math.exp(sum(ratios) / 2)) and fewer["log_ratios"] == ratios
@@ -329,6 +329,23 @@ def test_a_real_run_is_tuned(tmp_path: Path, tiny: Path, monkeypatch: pytest.Mon
     assert not list(tmp_path.glob(".unisono-drill-*")) and not (tmp_path / "run").exists()
     with pytest.raises(OutputError, match=r"tuned.yaml exists"):
         tune(load(file), [], out, **SHORT, say=said.append)
+
+
+def test_a_run_that_fails_is_told_with_its_last_lines(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Scratch, name: str, changes: dict[str, Any]) -> Outcome:
+        os.write(2, b"Traceback\nValueError: no\n")  # as a rank does
+        return Outcome(self.folder / name, 1, [])
+
+    monkeypatch.setattr(Scratch, "run", fail)
+    said: list[str] = []
+    file = make_run(tmp_path, tiny, **TWO_RANKS)
+    assert tune(load(file), [], tmp_path / "tuned.yaml", **SHORT, say=said.append) == 1
+    assert said[-1] == (
+        "tune: the run file itself does not run: ValueError: no\n  hint: its last lines were\nTraceback\nValueError: no"
+    )
+    assert not list(tmp_path.glob("*tuned*"))
 
 
 def test_nothing_is_destroyed(tmp_path: Path, tiny: Path) -> None:

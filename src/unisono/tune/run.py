@@ -67,7 +67,7 @@ def tune(
         say("tune: stopped; nothing is written")
         return AGAIN
     except DoesNotRun as failure:
-        say(f"tune: the run file itself does not run: {failure.message}")
+        say(f"tune: the run file itself does not run: {failure}")
         return 1
     result = Result(found, left_out, ranks, updates - WARM_UP, _words(machine, environment), environment)
     write(loaded, given, out, result)
@@ -138,17 +138,16 @@ class Trials:
             outcome = self._scratch.run(name, {**self._fixed, **settings})
         self.longest_seconds = max(self.longest_seconds, time.monotonic() - begin)
         if outcome.code:
-            raise DoesNotRun(_why(outcome, said))
+            raise _failure(outcome, said)
         return outcome
 
 
-def _why(outcome: Outcome, said: Path) -> str:
-    """Say in a line why a run failed; where nobody knows, what it printed last."""
-    faults = [line["what"] for line in read_ledger(outcome.folder) if line["kind"] == "fault"]
-    if faults:
-        return str(faults[0])
-    last = said.read_text(encoding="utf-8", errors="replace").splitlines()[-LINES_OF_A_FAILURE:]
-    return "\n".join([f"exit code {outcome.code}", *last])
+def _failure(outcome: Outcome, said: Path) -> DoesNotRun:
+    """Say in a line why a run failed: as its ledger has it, else the last that it printed; and all that came last."""
+    lines = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    faults = [str(line["what"]) for line in read_ledger(outcome.folder) if line["kind"] == "fault"]
+    why = [*faults, *reversed(lines), f"exit code {outcome.code}"][0]
+    return DoesNotRun(why, hint="\n".join(["its last lines were", *lines[-LINES_OF_A_FAILURE:]]))
 
 
 @contextmanager
