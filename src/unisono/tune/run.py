@@ -24,7 +24,7 @@ from unisono.ledger import read_ledger
 from unisono.stopping import AGAIN
 from unisono.tune.candidates import LeftOut, Seen, Setting, Situation, candidates
 from unisono.tune.statistic import LEAST_PAIRS
-from unisono.tune.trials import Budget, DoesNotRun, Seconds, climb
+from unisono.tune.trials import TIME_IS_UP, Budget, DoesNotRun, Seconds, climb
 from unisono.tune.write import Result, tuned_text, write
 
 LINES_OF_A_FAILURE = 20
@@ -73,6 +73,8 @@ def tune(
     write(loaded, given, out, result)
     kept = sum(evidence.kept for evidence in found)
     say(f"tune: {counted(kept, 'setting')} of {len(found)} kept: {out}, {out.with_suffix('.json')}")
+    if late := [evidence.setting.name for evidence in found if evidence.problem == TIME_IS_UP]:
+        say(f"tune: {', '.join(late)} did not come to a trial: raise --minutes ({minutes:g}), or name some by --only")
     return 0
 
 
@@ -209,7 +211,7 @@ def _say_plan(
     pair_minutes = len(settings) * 2 * trial_seconds / 60
     shortest, longest = LEAST_PAIRS * pair_minutes, pairs * pair_minutes
     say(
-        f"plan: {counted(len(settings), 'setting')}, {LEAST_PAIRS} to {pairs} pairs of trials each, a trial takes "
+        f"plan: {counted(len(settings), 'setting')}, up to {pairs} pairs of trials each, a trial takes "
         f"{trial_seconds:.0f} s: {shortest:.0f} to {longest:.0f} minutes, at most {minutes:g} (--minutes)"
     )
     for each in settings:

@@ -18,6 +18,7 @@ class DoesNotRun(UnisonoError):
     """A trial has failed; the message says how."""
 
 
+TIME_IS_UP = "time is up"
 Seconds = Sequence[float]  # of the updates that count, the same ones in every run
 Measure = Callable[[Mapping[str, object]], Seconds]  # raises DoesNotRun
 
@@ -65,6 +66,10 @@ class Budget:
         """Learn from a pair that began at ``since``."""
         self.pair_seconds = max(self.pair_seconds, self.now() - since)
 
+    def minutes_left(self) -> float:
+        """Return what is left of the time."""
+        return max(0.0, self._end - self._clock()) / 60
+
     def now(self) -> float:
         """Return the clock's seconds."""
         return self._clock()
@@ -86,7 +91,8 @@ def climb(
             evidence.ratio = judge(evidence.pairs, len(settings))
             evidence.kept = evidence.problem is None and evidence.ratio.is_gain
         kept |= setting.changes if evidence.kept else {}
-        say(f"  {place} of {len(settings)}  {setting.name}: {evidence}")
+        left = f"{budget.minutes_left():.0f} minutes left"
+        say(f"  {place} of {len(settings)}  {setting.name}: {evidence}; {left}")
         found.append(evidence)
     return found
 
@@ -96,7 +102,7 @@ def _compare(evidence: Evidence, kept: Mapping[str, object], measure: Measure, b
     with_it = {**kept, **evidence.setting.changes}
     while len(evidence.within) < most_pairs and not is_hopeless(evidence.pairs):
         if not budget.has_room():
-            evidence.problem = "time is up" if len(evidence.within) < LEAST_PAIRS else None
+            evidence.problem = TIME_IS_UP if len(evidence.within) < LEAST_PAIRS else None
             return
         since = budget.now()
         in_turn = [(evidence.without, kept), (evidence.within, with_it)]
