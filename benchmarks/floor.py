@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 import torch.distributed as torch_dist
-from quick_figures import Floor, event_lines
 from torch.nn import functional as F
 
+from quick_figures import Floor, event_lines
 from unisono import dist
 from unisono.build import Inputs, make_batches, make_order, prepare
 from unisono.config.load import load

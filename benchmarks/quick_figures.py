@@ -1,4 +1,4 @@
-"""What ``quick.py`` makes of its trials: ratios, the bounds they are held against, the table. No torch, no processes."""
+"""What ``quick.py`` makes of its trials: ratios, the bounds they are held against, the table. No torch in here."""
 
 from __future__ import annotations
 
