@@ -26,7 +26,7 @@ import torch
 import torch.distributed as torch_dist
 from torch.nn import functional as F
 
-from quick_figures import Floor, event_lines
+from quick_figures import ANSWER, Floor, event_lines
 from unisono import dist
 from unisono.build import Inputs, make_batches, make_order, prepare
 from unisono.config.load import load
@@ -39,7 +39,6 @@ from unisono.precision import DTYPES, choose
 from unisono.strategy import choose as choose_strategy
 from unisono.worker import leave
 
-ANSWER = "floor: "
 TURNS = 4  # the first of which warms up
 
 

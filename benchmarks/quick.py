@@ -41,7 +41,6 @@ from unisono.model.load import resolve_model  # noqa: E402
 from unisono.plan.machine import cpu_name  # noqa: E402
 
 BOUNDS = HERE / "quick-bounds.json"
-FLOOR = "floor: "
 RANKS = {"ours-2": 2, "ours-1": 1, "tutorial-2": 2}
 # The tutorial's loop is given the allocator that unisono brings: what is held is the loop's own speed.
 CONTESTANT = {"ours-2": "unisono", "ours-1": "unisono", "tutorial-2": "tutorial-2+mimalloc"}
@@ -136,7 +135,9 @@ class Bench:
                 each.wait()
         if any(codes):
             raise SystemExit(f"error: the floor of {who} ended with {codes}; what it said is above")
-        return gate.Floor(**next(json.loads(x[len(FLOOR) :]) for x in said.splitlines() if x.startswith(FLOOR)))
+        return gate.Floor(
+            **next(json.loads(x[len(gate.ANSWER) :]) for x in said.splitlines() if x.startswith(gate.ANSWER))
+        )
 
 
 def arguments() -> argparse.Namespace:

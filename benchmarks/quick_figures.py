@@ -14,6 +14,7 @@ FAR_BELOW = 0.7  # of what is stored: a busy machine moves these ratios by a ten
 KINDS = {"amx": "amx_bf16", "avx512_bf16": "avx512_bf16"}  # by the flag of /proc/cpuinfo, the fastest first
 OTHER = "other"
 BOUNDED = ("times_tutorial", "share_of_floor", "two_by_one")
+ANSWER = "floor: "  # how a floor's answer begins
 STORE = "python benchmarks/quick.py --store"
 
 
