@@ -37,6 +37,7 @@ import quick_figures as gate  # noqa: E402
 from unisono.bench.calibrate import environment_of_ranks  # noqa: E402
 from unisono.cores import usable_cores  # noqa: E402
 from unisono.doctor.exchange import free_port  # noqa: E402
+from unisono.errors import UnisonoError  # noqa: E402
 from unisono.model.load import resolve_model  # noqa: E402
 from unisono.plan.machine import cpu_name  # noqa: E402
 
@@ -252,4 +253,8 @@ def verdict(found: gate.Figures, bounds: dict[str, float] | None, kind: str, pre
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except UnisonoError as error:  # such as a starter model that cannot be fetched
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
