@@ -177,7 +177,7 @@ def write_problems(file: Path, count: int) -> None:
     lines = []
     for _ in range(count):
         question = " ".join(dice.choices(words, k=max(12, round(dice.gauss(59, 22)))))
-        steps = [(dice.randint(2, 9), dice.randint(2, 9)) for _ in range(max(1, round(dice.gauss(8.8, 3.9))))]
+        steps = [(dice.randint(2, 9), dice.randint(2, 9)) for _ in range(max(1, round(dice.gauss(8.3, 3.9))))]
         answer = "\n".join(f"{a} + {b} = <<{a}+{b}={a + b}>>{a + b}" for a, b in steps)
         lines.append(json.dumps({"question": question + "?", "answer": answer}) + "\n")
     file.write_text("".join(lines), encoding="utf-8")

@@ -23,16 +23,23 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
-def floor() -> ModuleType:
+def quick() -> ModuleType:
+    """The program; its neighbours come with it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
-        import floor
+        import floor  # noqa: F401
+        import quick
 
-        return floor
+        return quick
 
 
 @pytest.fixture(scope="module")
-def gate(floor: ModuleType) -> ModuleType:
+def floor(quick: ModuleType) -> ModuleType:
+    return sys.modules["floor"]
+
+
+@pytest.fixture(scope="module")
+def gate(quick: ModuleType) -> ModuleType:
     return sys.modules["quick_figures"]
 
 
@@ -163,3 +170,31 @@ def test_the_table_says_what_was_not_measured(gate: ModuleType) -> None:
     lines = gate.table(found, {"times_tutorial": 1.0, "share_of_floor": 0.4, "two_by_one": 1.0})
     assert any("tutorial" in line and "2.00" in line and "0.70" in line for line in lines)
     assert any("2 processes against 1" in line and "no time" in line for line in lines)
+
+
+def test_a_fallen_ratio_ends_with_code_1_and_says_what_to_do(quick: ModuleType, gate: ModuleType, capsys) -> None:
+    found = figures_of(gate)
+    assert quick.verdict(found, {"times_tutorial": 3.0, "share_of_floor": 0.4, "two_by_one": 1.0}, "amx", "bf16") == 1
+    said = capsys.readouterr().out
+    assert "too slow: times as fast as the loop of a tutorial: 2, at least 2.1" in said and "--store" in said
+    assert quick.verdict(found, {"times_tutorial": 2.0, "share_of_floor": 0.4, "two_by_one": 1.0}, "amx", "bf16") == 0
+    assert quick.verdict(found, None, "amx", "bf16") == 0
+    assert "nothing is stored for this kind of CPU (amx, bf16)" in capsys.readouterr().out
+
+
+class Slow:
+    """A bench whose turns take a minute each by its own clock."""
+
+    now = 0.0
+
+    def take(self, turn: str) -> str:
+        self.now += 60.0
+        return ""
+
+
+@pytest.mark.parametrize(("limit", "num_left_out"), [(1000, 0), (250, 4), (10, 7)])
+def test_turns_that_would_end_late_are_left_out(quick: ModuleType, monkeypatch, limit: float, num_left_out: int):
+    bench = Slow()
+    monkeypatch.setattr(quick.time, "monotonic", lambda: bench.now)
+    left_out = quick.take_turns(bench, limit, lambda text: None)
+    assert left_out == list(quick.ORDER[len(quick.ORDER) - num_left_out :])
