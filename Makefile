@@ -12,7 +12,7 @@ PYTEST := -m "not slow and not faults" --durations=15
 OLDEST_VERSIONS := torch==2.8.0 transformers==5.0.0 peft==0.18.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test faults check fuzz test-oldest plan-truth time-truth bench-peers
+.PHONY: help setup demo test faults check fuzz test-oldest plan-truth time-truth bench-quick bench-peers
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -49,6 +49,9 @@ plan-truth: $(VENV)/ready  ## the planner's bytes against what real steps alloca
 
 time-truth: $(VENV)/ready  ## the planner's seconds against those of real updates, here and now (three minutes; docs/plan.md)
 	@$(VENV)/bin/python -W ignore benchmarks/time_truth.py $(ARGS)
+
+bench-quick: $(VENV)/ready  ## the speed held against stored ratios: tutorial's loop, matrix products, one process (under 4 minutes)
+	@$(VENV)/bin/python -W ignore benchmarks/quick.py $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 bench-peers: $(PEERS)/ready  ## unisono beside a tutorial's loop and TRL: DATA=gsm8k_train.jsonl (half an hour)
 	@test -n "$(DATA)" || { echo "say where GSM8K is: make bench-peers DATA=path/to/gsm8k_train.jsonl"; exit 2; }

@@ -221,6 +221,44 @@ def bench(
 
 
 @app.command()
+def tune(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    minutes: Annotated[float, typer.Option(min=0.1, help="no trial begins that would end later")] = 30.0,
+    pairs: Annotated[int, typer.Option(min=2, help="pairs of trials of a setting; fewer where it is not faster")] = 6,
+    updates: Annotated[int, typer.Option(min=4, help="updates of a trial; the first two warm up")] = 8,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="try this key or variable alone; may be repeated", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.yaml", help="[tuned.yaml beside the run file]", show_default=False)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="write over what a tuning has left")] = False,
+) -> None:
+    """Try faster settings in pairs of short runs; write tuned.yaml with those that gain more than the noise.
+
+    Tried are micro-batch, attention, packing, data, buckets, threads, NCCL variables: what leaves the model as it is.
+    The global batch, precision and what is trained are never touched. What cannot act here is named with the reason.
+    """
+    loaded = _checked(run_file, overrides)
+    from unisono.tune.run import tune as measure
+
+    code = measure(
+        loaded,
+        overrides or [],
+        out or run_file.with_name("tuned.yaml"),
+        updates=updates,
+        pairs=pairs,
+        minutes=minutes,
+        force=force,
+        only=only or [],
+        say=partial(print, flush=True),
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
 def drill(
     run_file: RunFile,
     overrides: Overrides = None,

@@ -37,7 +37,7 @@ class Journal:
         profiled = profiled_updates(run.config.log)
         self._profile = Profile(profiled, files.path, rank=run.world.rank, say=self.display.say)
         self.spans = Spans(listener=self._entered)
-        files.moment("session", update=first - 1)
+        files.moment("session", update=first - 1, strategy=run.strategy.name, gradient_bytes=_gradient_bytes(run))
         self._look_closely(first)
 
     def update(self, batch: UpdateBatch, result: UpdateResult) -> None:
@@ -115,8 +115,7 @@ class Journal:
     def _judge(self, update: int) -> None:
         """Say in words what held the run up (rank 0)."""
         if self._run.world.is_first:
-            trained = sum(parameter.nbytes for _, parameter in self._run.named)
-            setting = Setting(gradient_bytes=trained, prefetch=self._run.config.data.prefetch)
+            setting = Setting(_gradient_bytes(self._run), prefetch=self._run.config.data.prefetch)
             findings = judge(update_lines(self._files.path / "metrics.jsonl"), setting)
             self._files.line({"kind": "verdict", "update": update, "findings": [asdict(each) for each in findings]})
             for finding in findings:
@@ -143,3 +142,7 @@ class Journal:
                 what = f"rank {rank} is slow: {seconds:.2f} s of work of its own in update {update}"
                 self.display.say(f"{what}, the others {others:.2f} s; all wait for it (cores, GPU clock, disk of its?)")
                 self._files.events.write({"kind": "slow", "update": update, "rank": rank, "own_seconds": own_seconds})
+
+
+def _gradient_bytes(run: Run) -> int:
+    return sum(parameter.nbytes for _, parameter in run.named)

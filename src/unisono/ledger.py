@@ -4,7 +4,7 @@ Rank 0 writes what was done; the launcher, what it started and what failed. Ever
 epoch), ``launch`` (which start of the run it belongs to) and ``kind``:
 
 * ``launch``: somebody started the run; ``start``: its ranks are started (again);
-* ``session``: they are ready to go on after ``update`` updates;
+* ``session``: they are ready to go on after ``update`` updates, by ``strategy``, with ``gradient_bytes`` to exchange;
 * ``update``, ``validation``, ``generation``, ``checkpoint``: that ended; an update says how long it waited (``data``);
 * ``close``: the last update is done; ``fault``: a rank failed; ``end``: the launch ended with ``code``.
 

@@ -105,6 +105,11 @@ def test_b70_packing_with_a_backend_that_cannot_is_refused() -> None:
         (["strategy.name=single", "strategy.bucket_mib=5"], "strategy.bucket_mib 5 has no effect"),
         (["precision.weights=bf16", "precision.compute=fp32"], "precision.weights bf16 cannot be computed"),
         (["launch.env.RANK=1"], "launch.env.RANK is set by the launcher itself"),
+        (["launch.env.UNISONO_LAUNCH={}"], "launch.env.UNISONO_LAUNCH is set by the launcher itself"),
+        (["launch.env.HF_TOKEN=x"], "launch.env.HF_TOKEN looks like a secret"),
+        (["launch.env.WANDB_API_KEY=x"], "launch.env.WANDB_API_KEY looks like a secret"),
+        (["launch.env={'a b': c}"], "launch.env has 'a b', but a variable's name"),
+        (["launch.env.OMP_NUM_THREADS=2", "launch.threads=3"], "launch.threads 3 are both given"),
         (["model.lora.targets=[]"], "model.lora.targets is empty"),
         (["model.path=./nowhere"], "nowhere does not exist"),
         (["model.path=./train.jsonl"], "train.jsonl is not a folder"),
@@ -255,3 +260,11 @@ def test_unknown_names_in_data_fields_are_refused_with_the_known_ones() -> None:
     text = refusal("data.fields={promt: question, xyz: answer}")
     assert "data.fields names 'promt', which is no field: messages, conversations, tools" in text
     assert "did you mean prompt?" in text and "data.fields names 'xyz'" in text
+
+
+def test_variables_that_only_look_alike_are_passed_on() -> None:
+    config = read(
+        "launch.env={TOKENIZERS_PARALLELISM: 'true', KEYBOARD: us, NCCL_ALGO: Ring, OMP_NUM_THREADS: '2'}"
+    ).config
+    check(config)
+    assert len(config.launch.env) == 4

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import get_args
 
@@ -26,6 +27,9 @@ Problems = Iterator[tuple[str, str, str | None]]  # key, message, hint
 _SET_BY_THE_LAUNCHER = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
+_KEPT_FOR_LAUNCHERS = ("UNISONO_", "TORCHELASTIC_")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|APIKEY|KEY)(?:$|_)", re.IGNORECASE)
 
 
 def check(config: RunConfig, origins: Origins | None = None) -> None:
@@ -238,8 +242,24 @@ def _launch(config: RunConfig) -> Problems:
         yield "launch.ranks", f"launch.ranks is {ranks}: no number is in that range", f"{choice[1]}-{choice[0]}?"
     for number in range(choice[0], choice[1] + 1) if choice is not None else [1 if isinstance(ranks, str) else ranks]:
         yield from _world(config, number)
-    for name in sorted(set(config.launch.env) & set(_SET_BY_THE_LAUNCHER)):
-        yield "launch.env", f"launch.env.{name} is set by the launcher itself", "take it out"
+    for name in sorted(config.launch.env):
+        yield from _variable(config, name)
+
+
+def _variable(config: RunConfig, name: str) -> Problems:
+    """Judge one variable of ``launch.env``, which is kept in the run folder as it stands."""
+    key = f"launch.env.{name}"
+    if not _VARIABLE.fullmatch(name):
+        message = f"launch.env has {name!r}, but a variable's name is made of letters, digits and _"
+        yield "launch.env", message, None
+    elif name in _SET_BY_THE_LAUNCHER or name.startswith(_KEPT_FOR_LAUNCHERS):
+        yield "launch.env", f"{key} is set by the launcher itself", "take it out"
+    elif _SECRET.search(name):
+        message = f"{key} looks like a secret, and the run folder keeps what stands in the run file"
+        yield "launch.env", message, f"export {name} in your shell instead: the ranks inherit it"
+    elif name == "OMP_NUM_THREADS" and config.launch.threads != "auto":
+        message = f"{key} {config.launch.env[name]} and launch.threads {config.launch.threads} are both given"
+        yield "launch.threads", message, "keep one of them"
 
 
 def _model(config: RunConfig) -> Problems:

@@ -40,7 +40,12 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
 
     Raises ConfigError with every problem at once.
     """
-    draft = _read_file(path)
+    return load_text(_read_file(path), path, overrides)
+
+
+def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> Loaded:
+    """Read the run file ``text`` as if it were at ``path``. Raises ConfigError with every problem at once."""
+    draft = _draft(text, path)
     for override in overrides:
         _apply(draft, override)
     _expand_paths(draft)
@@ -51,13 +56,16 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
     return Loaded(config, _origins(draft, config), path)
 
 
-def _read_file(path: Path) -> Draft:
+def _read_file(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"the run file is not UTF-8 text (byte {error.start})", where=str(path)) from None
     except OSError as error:
         raise ConfigError(f"the run file cannot be read: {error.strerror}", where=str(path)) from None
+
+
+def _draft(text: str, path: Path) -> Draft:
     tree = source.parse(text, str(path), keys.wants_text)
     sections = keys.children(())
     if tree.values is not None and not isinstance(tree.values, dict):
@@ -78,7 +86,7 @@ def _apply(draft: Draft, override: str) -> None:
     """Put one override into the draft, or note what is wrong with it."""
     place = Place(f"override {override!r}", COMMAND_LINE, _AFTER_THE_FILE)
     try:
-        key, value = _read_override(draft, override, place)
+        key, value = read_override(override)
     except ConfigError as error:
         draft.problems.append((_AFTER_THE_FILE, ConfigError(error.message, where=place.where, hint=error.hint)))
         return
@@ -90,7 +98,8 @@ def _apply(draft: Draft, override: str) -> None:
         draft.problems.append((_AFTER_THE_FILE, problem))
 
 
-def _read_override(draft: Draft, override: str, place: Place) -> tuple[tuple[str, ...], object]:
+def read_override(override: str) -> tuple[tuple[str, ...], object]:
+    """Read ``section.key=value`` into a key and a plain value. Raises ConfigError."""
     name, equals, text = override.partition("=")
     if not equals or not _KEY.fullmatch(name):
         raise ConfigError("an override has the form section.key=value", hint="for example optim.lr=1e-4")
@@ -102,7 +111,7 @@ def _read_override(draft: Draft, override: str, place: Place) -> tuple[tuple[str
     if keys.wants_text(key) and not text.startswith(("'", '"')):
         return key, text  # as typed: "#", ":" and "[" mean nothing to a shell
     try:
-        tree = source.parse(text, place.where, keys.wants_text, key)
+        tree = source.parse(text, f"override {override!r}", keys.wants_text, key)
     except ConfigError as error:
         quoted = json.dumps(text, ensure_ascii=False)
         raise ConfigError(error.message, hint=f"quote the value: '{name}={quoted}'") from None

@@ -42,10 +42,10 @@ def _section(
             lines.append((f"{indent}{name}:", ""))
             _section(value, f"{prefix}{name}.", depth + 1, origins, lines)
         else:
-            lines.append((f"{indent}{name}: {_flow(value)}", origins[f"{prefix}{name}"]))
+            lines.append((f"{indent}{name}: {flow(value)}", origins[f"{prefix}{name}"]))
 
 
-def _flow(value: object) -> str:
+def flow(value: object) -> str:
     """Write a value on one line, quoted wherever YAML would read it as something else."""
     plain = list(value) if isinstance(value, tuple) else value
     text = yaml.safe_dump([plain], default_flow_style=True, allow_unicode=True, width=float("inf"), sort_keys=False)

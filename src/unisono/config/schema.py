@@ -282,7 +282,7 @@ class LaunchSection(Section):
     allocator: Literal["auto", "none"] = Field(
         default="auto", description="CPU: preload tcmalloc or mimalloc if one is present"
     )
-    env: dict[str, str] = Field(default={}, description="environment of the ranks, such as NCCL settings")
+    env: dict[str, str] = Field(default={}, description="variables for every rank, such as NCCL_ALGO; no secrets")
 
 
 class RunConfig(Section):
