@@ -390,7 +390,10 @@ def settings() -> list[Setting]:
         Setting("in backward, fsdp2 fp32", one, **inside, **two),
         Setting("in backward, fsdp2, accumulation", few, "bf16", num_micro=2, **inside, **two),
         Setting("in backward, fsdp2, each", few, "bf16", num_micro=2, exchange="micro_batch", **inside, **two),
-        *(Setting(f"fsdp2, wide, few tokens, {each}", few, shape=broad, **{**two, **own}) for each, own in within.items()),
+        *(
+            Setting(f"fsdp2, wide, few tokens, {each}", few, shape=broad, **{**two, **own})
+            for each, own in within.items()
+        ),
         Setting("hybrid full bf16", short, "bf16", strategy="fsdp2", ranks=4, shard_ranks=2),
         Setting("full sgd fp32", one, optimizer="sgd"),
         Setting("full bf16, long", (1400,), "bf16"),
