@@ -49,6 +49,8 @@ CONTESTANTS: Mapping[str, Contestant] = {
         "trl_sft.py", "TRL SFTTrainer, batch_rebalance, mimalloc preloaded", sampling="batch_rebalance", preloaded=True
     ),
     "fabric": Contestant("fabric_loop.py", "a loop on Lightning Fabric, padded"),
+    "litgpt": Contestant("litgpt_finetune.py", "LitGPT finetune, padded", environment="litgpt"),
+    "factory": Contestant("factory_cli.py", "LLaMA-Factory, padded", environment="factory"),
     "unisono": Contestant("ours.py", "unisono, its defaults (it preloads mimalloc)", launches=True, preloaded=True),
     "unisono-plain": Contestant("ours.py", "unisono, launch.allocator=none", launches=True),
 }

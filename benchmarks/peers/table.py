@@ -136,8 +136,8 @@ def _notes(results: Results, machine: dict[str, object]) -> list[str]:
     notes = [
         "Useful tokens are those of the samples; padding is not counted. All train the same tokens with the same "
         "labels; where a trainer groups, balances or packs by length, an update has other samples of the same set. "
-        "The loss is that of the trained model on samples that nobody has trained. One that is off the reference's by more "
-        f"than {NOISE:.0%} of what the reference has learnt is wrong, and its row is not compared with."
+        "The loss is that of the trained model on samples that nobody has trained. One that is off the reference's "
+        f"by more than {NOISE:.0%} of what the reference has learnt is wrong, and its row is not compared with."
     ]
     if loads:
         notes.append(f"Load average when trials began: {min(loads):.1f}-{max(loads):.1f} on {machine['cores']} cores.")
