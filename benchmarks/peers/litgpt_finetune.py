@@ -6,6 +6,7 @@ means FSDP to it.
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -57,9 +58,9 @@ def _collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
 
 
 def checkpoint(job: Job) -> Path:
-    """Return the folder with the weights as LitGPT wants them."""
-    folder = Path(job.folder) / NAME
-    folder.mkdir()
+    """Return the folder with the weights as LitGPT wants them, of this process."""
+    folder = Path(job.folder) / f"weights-{os.environ['RANK']}" / NAME
+    folder.mkdir(parents=True)
     for file in Path(job.model).iterdir():
         (folder / file.name).symlink_to(file)
     convert_hf_checkpoint(folder, model_name=NAME)
@@ -114,11 +115,13 @@ def main() -> None:
     adapters: dict[str, Any] = {f"lora_{part}": True for part in parts}
     adapters |= {"lora_r": LORA_RANK, "lora_alpha": LORA_ALPHA, "lora_dropout": 0.0}
     command.setup(**settings(job), **(adapters if job.method == "lora" else {}))
+    model: Any = models[0].eval()
+    model.max_seq_length = max(len(ids) for ids, _ in job.held_out())
     answer(
         seconds=clock.seconds,
         first_at=clock.first_at,
         tokens=job.tokens(),
-        loss=held_out_loss(models[0].eval(), job),
+        loss=held_out_loss(model, job),
         versions={name: version(name) for name in ("torch", "litgpt", "lightning")},
     )
 
