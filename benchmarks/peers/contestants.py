@@ -51,6 +51,9 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "fabric": Contestant("fabric_loop.py", "a loop on Lightning Fabric, padded"),
     "litgpt": Contestant("litgpt_finetune.py", "LitGPT finetune, padded", environment="litgpt"),
     "factory": Contestant("factory_cli.py", "LLaMA-Factory, padded", environment="factory"),
+    "torchtune": Contestant(
+        "torchtune_recipe.py", "torchtune, padded (weights in bf16 where bf16)", environment="torchtune"
+    ),
     "unisono": Contestant("ours.py", "unisono, its defaults (it preloads mimalloc)", launches=True, preloaded=True),
     "unisono-plain": Contestant("ours.py", "unisono, launch.allocator=none", launches=True),
 }

@@ -111,6 +111,7 @@ def main() -> None:
         return models[0]
 
     command.GPT = remember
+    lora.merge_lora = lambda **_: None  # reads the arguments of the command line, and comes after the training
     parts = ("query", "key", "value", "projection", "mlp")
     adapters: dict[str, Any] = {f"lora_{part}": True for part in parts}
     adapters |= {"lora_r": LORA_RANK, "lora_alpha": LORA_ALPHA, "lora_dropout": 0.0}

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from importlib.metadata import version
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 

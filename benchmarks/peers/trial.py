@@ -85,13 +85,12 @@ def python_of(environment: str) -> Path:
 
 
 def _reason(log: Path) -> str:
-    """Return what a log says went wrong: the first error that is not the launcher's own, else its last line."""
+    """Return what a log says went wrong: the first error, for others follow from it; else its last line."""
     if not log.exists():
         return f"{log.name} says nothing"
     lines = [re.sub(r"^\[rank\d+\]:\s*", "", line).strip() for line in log.read_text(errors="replace").splitlines()]
     errors = [line for line in lines if re.match(r"(error: |ERROR: |[\w.]*(Error|Exception|Exit)\b:)", line)]
-    foreign = [line for line in errors if "ChildFailedError" not in line]
-    return (foreign or lines or ["no output"])[-1][:300]
+    return (errors[:1] or lines or ["no output"])[-1][:300]
 
 
 def _command(python: Path, contestant: Contestant, job: Job) -> list[str]:
