@@ -72,7 +72,7 @@ $(OLDEST)/ready: pyproject.toml Makefile
 	@touch $@
 
 # Peers that agree with no one on versions have an environment of their own; one that cannot be made leaves its log,
-# and the table says why.
+# and the table says why. No picture is trained here, and beside a torch for CPUs PyPI's torchvision does not load.
 $(PEERS)/ready: benchmarks/peers/requirements.txt $(wildcard benchmarks/peers/requirements-*.txt) pyproject.toml constraints.txt
 	@echo "== setting up $(PEERS): the project and its peers, with the versions of constraints.txt (about 1.3 GB)"
 	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
@@ -82,7 +82,8 @@ $(PEERS)/ready: benchmarks/peers/requirements.txt $(wildcard benchmarks/peers/re
 	@for name in litgpt factory torchtune; do \
 	    echo "== $(PEERS)-$$name (about 1.3 GB)"; rm -rf $(PEERS)-$$name; $(PYTHON) -m venv $(PEERS)-$$name; \
 	    { $(PEERS)-$$name/bin/python -m pip install "$(TORCH)" \
-	      && $(PEERS)-$$name/bin/python -m pip install "$(TORCH)" -r benchmarks/peers/requirements-$$name.txt; } \
+	      && $(PEERS)-$$name/bin/python -m pip install "$(TORCH)" -r benchmarks/peers/requirements-$$name.txt \
+	      && $(PEERS)-$$name/bin/python -m pip uninstall -y torchvision; } \
 	    > $(PEERS)-$$name.log 2>&1 \
 	    || { echo "== $$name cannot be installed: see $(PEERS)-$$name.log"; rm -rf $(PEERS)-$$name; }; \
 	done
