@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
 PEERS := .venv-peers
+TORCH = $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' constraints.txt)
 EXTRAS := .[cpu,tensorboard,dev]
 SECONDS ?= 600
 PYTEST := -m "not slow and not faults" --durations=15
@@ -53,7 +54,7 @@ time-truth: $(VENV)/ready  ## the planner's seconds against those of real update
 bench-quick: $(VENV)/ready  ## the speed held against stored ratios: tutorial's loop, matrix products, one process (under 4 minutes)
 	@$(VENV)/bin/python -W ignore benchmarks/quick.py $(if $(DATA),--data "$(DATA)") $(ARGS)
 
-bench-peers: $(PEERS)/ready  ## unisono beside a tutorial's loop and TRL: DATA=gsm8k_train.jsonl (half an hour)
+bench-peers: $(PEERS)/ready  ## unisono beside its peers: DATA=gsm8k_train.jsonl ARGS="--cells all --minutes 25"
 	@test -n "$(DATA)" || { echo "say where GSM8K is: make bench-peers DATA=path/to/gsm8k_train.jsonl"; exit 2; }
 	@$(PEERS)/bin/python benchmarks/peers/run.py --data "$(DATA)" $(ARGS)
 
@@ -73,10 +74,20 @@ $(OLDEST)/ready: pyproject.toml Makefile
 	@$(OLDEST)/bin/python -m pip install $(OLDEST_VERSIONS) -e '$(EXTRAS)'
 	@touch $@
 
-$(PEERS)/ready: benchmarks/peers/requirements.txt pyproject.toml constraints.txt
+# Peers that agree with no one on versions have an environment of their own; one that cannot be made leaves its log,
+# and the table says why. No picture is trained here, and beside a torch for CPUs PyPI's torchvision does not load.
+$(PEERS)/ready: benchmarks/peers/requirements.txt $(wildcard benchmarks/peers/requirements-*.txt) pyproject.toml constraints.txt
 	@echo "== setting up $(PEERS): the project and its peers, with the versions of constraints.txt (about 1.3 GB)"
 	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	@echo "== 1/2 torch" && $(PEERS)/bin/python -m pip install "$$(sed -n 's/^\(torch==[^ ;]*\).*/\1/p' constraints.txt)"
+	@echo "== 1/2 torch" && $(PEERS)/bin/python -m pip install "$(TORCH)"
 	@echo "== 2/2 the rest" && $(PEERS)/bin/python -m pip install -c constraints.txt \
 	    -r benchmarks/peers/requirements.txt -e '.[cpu]'
+	@for name in litgpt factory torchtune; do \
+	    echo "== $(PEERS)-$$name (about 1.3 GB)"; rm -rf $(PEERS)-$$name; $(PYTHON) -m venv $(PEERS)-$$name; \
+	    { $(PEERS)-$$name/bin/python -m pip install "$(TORCH)" \
+	      && $(PEERS)-$$name/bin/python -m pip install "$(TORCH)" -r benchmarks/peers/requirements-$$name.txt \
+	      && $(PEERS)-$$name/bin/python -m pip uninstall -y torchvision; } \
+	    > $(PEERS)-$$name.log 2>&1 \
+	    || { echo "== $$name cannot be installed: see $(PEERS)-$$name.log"; rm -rf $(PEERS)-$$name; }; \
+	done
 	@touch $@

@@ -30,8 +30,9 @@ sys.path.insert(0, str(HERE / "peers"))
 
 import trial as peers  # noqa: E402
 from contestants import CONTESTANTS  # noqa: E402
-from convert import convert  # noqa: E402
+from convert import NUM_HELD_OUT, convert  # noqa: E402
 from job import Job  # noqa: E402
+from transformers import AutoTokenizer  # noqa: E402
 
 import quick_figures as gate  # noqa: E402
 from unisono.bench.calibrate import environment_of_ranks  # noqa: E402
@@ -44,7 +45,7 @@ from unisono.plan.machine import cpu_name  # noqa: E402
 BOUNDS = HERE / "quick-bounds.json"
 RANKS = {"ours-2": 2, "ours-1": 1, "tutorial-2": 2}
 # The tutorial's loop is given the allocator that unisono brings: what is held is the loop's own speed.
-CONTESTANT = {"ours-2": "unisono", "ours-1": "unisono", "tutorial-2": "tutorial-2+mimalloc"}
+CONTESTANT = {"ours-2": "unisono", "ours-1": "unisono", "tutorial-2": "tutorial+mimalloc"}
 ORDER = (
     *("ours-2", "tutorial-2", "floor of ours-2", "ours-1", "floor of ours-1"),
     *("ours-1", "floor of ours-2", "tutorial-2", "ours-2"),
@@ -60,8 +61,7 @@ class Bench:
 
     folder: Path
     model: str
-    chats: Path
-    prompts: Path
+    data: Path
     precision: str
     global_size: int
     trials: list[gate.Trial] = field(default_factory=list)
@@ -86,20 +86,22 @@ class Bench:
             contestant=CONTESTANT[who],
             model=self.model,
             folder=str(folder),
-            chats=str(self.chats),
-            prompts=str(self.prompts),
+            data=str(self.data),
+            method="full",
             updates=WARM_UP + MEASURED,
             ranks=RANKS[who],
             global_size=self.global_size,
             precision=self.precision,
             rate=1e-5,
             micro_size=contestant.micro_size,
-            row_tokens=0,
-            packed=False,
-            balanced=False,
+            sampling=contestant.sampling,
+            weights=contestant.weights,
             allocator=True,
         )
-        found = peers.run_trial(contestant, job, len(self.trials), TRIAL_LIMIT_SECONDS)
+        blank = peers.Trial("quick", who, len(self.trials), {}, os.getloadavg()[0])
+        found = peers.run_trial(contestant, job, blank, TRIAL_LIMIT_SECONDS)
+        if found.failure:
+            raise SystemExit(f"error: {who} ended with: {found.failure}")
         counted = range(WARM_UP + 1, WARM_UP + MEASURED + 1)
         seconds = {str(update): found.seconds[update - 1] for update in counted}
         tokens = {str(update): found.tokens[update - 1] for update in counted}
@@ -214,9 +216,10 @@ def main() -> int:
         source = args.data or Path(scratch) / "sums.jsonl"
         num_samples = args.global_size * (WARM_UP + MEASURED)
         if args.data is None:
-            write_problems(source, num_samples)
-        chats, prompts = convert(source, Path(scratch), num_samples)
-        bench = Bench(Path(scratch), str(resolve_model(args.model)), chats, prompts, precision, args.global_size)
+            write_problems(source, num_samples + NUM_HELD_OUT)
+        model, data = str(resolve_model(args.model)), Path(scratch) / "data"
+        convert(source, data, num_samples, AutoTokenizer.from_pretrained(model))
+        bench = Bench(Path(scratch), model, data, precision, args.global_size)
         left_out = take_turns(bench, args.limit, lambda text: print(text, flush=True))
     found = gate.figures(bench.trials, bench.floors)
     bounds = gate.read_bounds(BOUNDS, kind, precision)

@@ -8,7 +8,7 @@ import re
 from importlib.metadata import distributions, version
 from pathlib import Path
 
-PACKAGES = ("torch", "transformers", "accelerate", "trl", "datasets", "unisono", "cmeel-mimalloc")
+PACKAGES = ("torch", "unisono", "cmeel-mimalloc")  # what a peer runs on, it says itself
 
 
 def describe() -> dict[str, object]:

@@ -1,104 +1,146 @@
-"""The results: numbers as JSON, and the table a person reads."""
+"""The table a person reads: a row per contestant, cell by cell."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import median
 
-from contestants import CONTESTANTS, OURS
+from cell import Cell, parse
+from contestants import CONTESTANTS, OURS, REFERENCE
+from results import Results
 from trial import Trial
+
+NOISE = 0.1  # of what the reference has learnt: other samples in an update, adapters that begin otherwise, bf16
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What was measured, and on what."""
+class Row:
+    """A contestant's figures in a cell: useful tokens a second (median, lowest, highest), bytes, seconds, loss."""
 
-    model: str
-    precision: str
-    ranks: int
-    global_size: int
-    rate: float
-    row_tokens: int
-    warmup: int
-    updates: int
-    rounds: int
-    machine: dict[str, object]
+    name: str
+    speed: float
+    lowest: float
+    highest: float
+    peak_bytes: int
+    first_seconds: float
+    loss: float
+    is_wrong: bool
 
-
-def write(folder: Path, setting: Setting, trials: Sequence[Trial]) -> str:
-    """Write ``results-<precision>.json`` and ``RESULTS-<precision>.md``; return the table."""
-    values = {"setting": asdict(setting), "trials": [asdict(trial) for trial in trials]}
-    (folder / f"results-{setting.precision}.json").write_text(json.dumps(values, indent=1) + "\n")
-    rows = _table(setting, trials)
-    text = "\n".join([*_heading(setting), "", *rows, "", *_notes(setting, trials), ""])
-    (folder / f"RESULTS-{setting.precision}.md").write_text(text)
-    return "\n".join(rows)
+    @property
+    def counts(self) -> bool:
+        """Whether it is a peer that unisono is compared with: a fast wrong loss does not count."""
+        return not (self.is_wrong or self.name.startswith(OURS))
 
 
-def best_peer(setting: Setting, trials: Sequence[Trial]) -> tuple[str, float] | None:
-    """Return the fastest contestant that is not unisono, and its speed."""
-    peers = {t.contestant for t in trials if not t.contestant.startswith(OURS)}
-    speeds = [(_speed(setting, trials, name), name) for name in peers]
-    return (max(speeds)[1], max(speeds)[0]) if speeds else None
+def is_wrong(loss: float, reference: Trial) -> bool:
+    """Tell whether a final loss is another one than the reference's, beyond noise; what is not a number is."""
+    assert reference.loss_before is not None
+    return not abs(loss - reference.loss) <= NOISE * abs(reference.loss_before - reference.loss)
 
 
-def _speed(setting: Setting, trials: Sequence[Trial], name: str) -> float:
-    return median(t.speed(setting.warmup) for t in trials if t.contestant == name)
+def rows(results: Results, cell: Cell, warmup: int) -> list[Row]:
+    """Return a row for each contestant that has answered, fastest first."""
+    reference = results.reference(cell)
+    found = []
+    for name in CONTESTANTS:
+        own = [t for t in _of(results, cell) if t.contestant == name and t.failure is None]
+        if not own or name == REFERENCE:
+            continue
+        speeds = [t.speed(warmup) for t in own]
+        found.append(
+            Row(
+                name,
+                median(speeds),
+                min(speeds),
+                max(speeds),
+                max(t.peak_bytes for t in own),
+                median(t.first_seconds for t in own),
+                median(t.loss for t in own),
+                reference is not None and any(is_wrong(t.loss, reference) for t in own),
+            )
+        )
+    return sorted(found, key=lambda row: -row.speed)
 
 
-def _heading(setting: Setting) -> list[str]:
-    m = setting.machine
-    half = "does not multiply bf16 in hardware"
-    for flag, name in (("avx512_bf16", "AVX-512 BF16"), ("amx_bf16", "AMX")):
-        half = f"multiplies bf16 in hardware ({name})" if m[flag] else half
-    versions = ", ".join(f"{name} {number}" for name, number in dict(m["versions"]).items())  # type: ignore[call-overload]
-    return [
-        f"# unisono and its peers, {setting.precision}",
-        "",
-        f"Written by `benchmarks/peers/run.py`. {setting.model}, full fine-tuning on GSM8K, the answers alone are "
-        f"targets. {setting.ranks} processes, {setting.global_size} samples an update, {setting.precision} compute "
-        f"over fp32 weights, AdamW at a constant rate of {setting.rate:g}, clipped at 1.0. Contestants take turns, "
-        f"{setting.rounds} rounds; {setting.updates} updates each, the first {setting.warmup} not counted.",
-        "",
-        f"* CPU: {m['cpu']}, {m['cores']} cores, {m['memory_gib']} GiB; it {half}. {m['system']}, Python {m['python']}",
-        f"* {versions}",
-    ]
+def document(results: Results, machine: dict[str, object]) -> str:
+    """Return the whole page."""
+    cells = list(dict.fromkeys(t.cell for t in results.trials if t.contestant != REFERENCE))
+    parts = [_heading(results, machine)]
+    for name in cells:
+        parts.append(f"## {name}\n\n" + "\n".join(cell_table(results, parse(name))))
+    return "\n\n".join([*parts, *_notes(results, machine)]) + "\n"
 
 
-def _table(setting: Setting, trials: Sequence[Trial]) -> list[str]:
-    """Return one line per contestant, fastest first. Speed is of useful tokens: padding counts for nothing."""
-    names = sorted({t.contestant for t in trials}, key=lambda name: -_speed(setting, trials, name))
-    best = best_peer(setting, trials)
+def cell_table(results: Results, cell: Cell) -> list[str]:
+    """Return a cell's table; those that did not run come last, with the reason."""
+    found = rows(results, cell, int(str(results.settings["warmup"])))
+    peers = [row for row in found if row.counts]
+    fastest = max((row.speed for row in peers), default=None)
+    leanest = min((row.peak_bytes for row in peers), default=None)
     lines = [
-        "| contestant | tokens/s | lowest-highest | x best peer | s/update | peak GiB | first loss | last loss |",
+        "| contestant | tokens/s | lowest-highest | x best peer | GiB a process | x leanest | first update s | loss |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for name in names:
-        own = [t for t in trials if t.contestant == name]
-        speeds = [t.speed(setting.warmup) for t in own]
-        seconds = median(s for t in own for s in t.seconds[setting.warmup :])
-        ratio = f"{median(speeds) / best[1]:.2f}" if best else "-"
+    for row in found:
+        loss = f"**wrong loss** {row.loss:.4f}" if row.is_wrong else f"{row.loss:.4f}"
+        speed = f"{row.speed / fastest:.2f}" if fastest and not row.is_wrong else "-"
+        memory = f"{row.peak_bytes / leanest:.2f}" if leanest and not row.is_wrong else "-"
         lines.append(
-            f"| {CONTESTANTS[name].words} | {median(speeds):.1f} | {min(speeds):.1f}-{max(speeds):.1f} | {ratio} "
-            f"| {seconds:.1f} | {max(t.peak_bytes for t in own) / 2**30:.2f} "
-            f"| {own[0].losses[0]:.4f} | {own[0].losses[-1]:.4f} |"
+            f"| {CONTESTANTS[row.name].words} | {row.speed:.1f} | {row.lowest:.1f}-{row.highest:.1f} | {speed} "
+            f"| {row.peak_bytes / 2**30:.2f} | {memory} | {row.first_seconds:.1f} | {loss} |"
         )
-    return lines
+    for trial in _of(results, cell):
+        if trial.failure is not None and trial.contestant != REFERENCE:
+            reason = trial.failure.replace("|", "\\|")
+            lines.append(f"| {CONTESTANTS[trial.contestant].words} | does not run: {reason} | | | | | | |")
+    reference = results.reference(cell)
+    judged = f"{reference.loss_before:.4f} before, {reference.loss:.4f} after" if reference else "not measured"
+    return [*lines, "", f"Reference loss: {judged}."]
 
 
-def _notes(setting: Setting, trials: Sequence[Trial]) -> list[str]:
-    loads = [t.load for t in trials]
-    lines = [
-        "Useful tokens are those of the samples; padding is not counted. Padded contestants and unisono train the same "
-        "samples in each update, so their first losses agree but for the newline that the chat template writes behind "
-        "the end marker: a target for the peers, none for unisono. TRL's packing and batch_rebalance choose other "
-        "samples for an update, about as many tokens.",
-        "",
-        f"Load average when trials began: {min(loads):.1f}-{max(loads):.1f} on {setting.machine['cores']} cores.",
+def _of(results: Results, cell: Cell) -> Sequence[Trial]:
+    return [t for t in results.trials if t.cell == str(cell)]
+
+
+def _heading(results: Results, machine: dict[str, object]) -> str:
+    half = "does not multiply bf16 in hardware"
+    for flag, name in (("avx512_bf16", "AVX-512 BF16"), ("amx_bf16", "AMX")):
+        half = f"multiplies bf16 in hardware ({name})" if machine[flag] else half
+    versions = dict(machine["versions"])  # type: ignore[call-overload]
+    own: dict[str, dict[str, str]] = {}
+    for t in results.trials:
+        own.setdefault(CONTESTANTS[t.contestant].environment or "the others", {}).update(t.versions)
+    lines = [f"* {name}: " + ", ".join(f"{k} {v}" for k, v in sorted(found.items())) for name, found in own.items()]
+    settings = ", ".join(f"{name} {value}" for name, value in results.settings.items())
+    memory = f"{machine['memory_gib']} GiB"
+    return "\n".join(
+        [
+            "# unisono and its peers",
+            "",
+            "Written by `benchmarks/peers/run.py`. A cell is: number format of the products, full or lora, processes, "
+            "samples an update, data. AdamW at a constant rate, clipped at 1.0. Contestants of a cell take turns, "
+            "round by round; a row has the median of its rounds.",
+            "",
+            f"* {settings}",
+            f"* CPU: {machine['cpu']}, {machine['cores']} cores, {memory}; it {half}. {machine['system']}, "
+            f"Python {machine['python']}",
+            "* " + ", ".join(f"{name} {number}" for name, number in versions.items()),
+            *lines,
+        ]
+    )
+
+
+def _notes(results: Results, machine: dict[str, object]) -> list[str]:
+    loads = [t.load for t in results.trials]
+    notes = [
+        "Useful tokens are those of the samples; padding is not counted. All train the same tokens with the same "
+        "labels; where a trainer groups, balances or packs by length, an update has other samples of the same set. "
+        "The loss is that of the trained model on samples that nobody has trained. One that is off the reference's "
+        f"by more than {NOISE:.0%} of what the reference has learnt is wrong, and its row is not compared with."
     ]
-    if max(loads) > 1.5 * float(str(setting.machine["cores"])):
-        lines += ["", "**The machine was not quiet: these times are a trial of the scripts, not a measurement.**"]
-    return lines
+    if loads:
+        notes.append(f"Load average when trials began: {min(loads):.1f}-{max(loads):.1f} on {machine['cores']} cores.")
+        if max(loads) > 1.5 * float(str(machine["cores"])):
+            notes.append("**The machine was not quiet: these times are a trial of the scripts, not a measurement.**")
+    return notes

@@ -5,44 +5,60 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from contestants import Contestant
 from job import RESULT, Job
-from machine import load_average, mimalloc
+from machine import mimalloc
 
 HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A contestant's answer: per update seconds, useful tokens and loss; the peak memory of its largest process."""
+    """A contestant's answer, or why there is none: ``failure`` is the error that it ended with.
 
+    Per update wall seconds and useful tokens; from its start to the end of its first update ``first_seconds``; the
+    loss of the trained model on the held-out samples, and by the reference that of the untrained one; the peak
+    memory of its largest process.
+    """
+
+    cell: str
     contestant: str
     round: int
-    seconds: list[float]
-    tokens: list[int]
-    losses: list[float]
-    peak_bytes: int
+    settings: dict[str, object]
     load: float
+    took: float = 0.0
+    seconds: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    first_seconds: float = 0.0
+    loss: float = 0.0
+    loss_before: float | None = None
+    peak_bytes: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+    failure: str | None = None
 
     def speed(self, warmup: int) -> float:
         """Useful tokens a second after the first ``warmup`` updates."""
         return sum(self.tokens[warmup:]) / sum(self.seconds[warmup:])
 
 
-def run_trial(contestant: Contestant, job: Job, number: int, limit_seconds: float) -> Trial:
-    """Run it to its end; SystemExit with the end of its output when it fails or takes longer than the limit."""
-    load = load_average()
+def run_trial(contestant: Contestant, job: Job, blank: Trial, limit_seconds: float) -> Trial:
+    """Run it to its end, and fill the blank in; TimeoutError when it takes longer than the limit."""
+    python = python_of(contestant.environment)
+    if not python.exists():
+        return replace(blank, failure=f"not installed: {_reason(python.parents[1].with_suffix('.log'))}")
     log = Path(job.folder) / "log.txt"
+    began = time.time()
     with log.open("w") as output:
         process = subprocess.Popen(
-            _command(contestant, job),
+            _command(python, contestant, job),
             env=_environment(contestant, job),
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -53,21 +69,36 @@ def run_trial(contestant: Contestant, job: Job, number: int, limit_seconds: floa
         except BaseException:  # whatever ends the driver ends the trial: no rank trains on alone
             _stop(process)
             raise
-    text = log.read_text(errors="replace")
-    answers = [line[len(RESULT) :] for line in text.splitlines() if line.startswith(RESULT)]
+    took = time.time() - began
+    answers = [line[len(RESULT) :] for line in log.read_text(errors="replace").splitlines() if line.startswith(RESULT)]
     if code or not answers:
-        tail = "\n".join(text.splitlines()[-20:])
-        raise SystemExit(f"error: {job.contestant} ended with {code}; the end of {log}:\n{tail}")
+        return replace(blank, took=took, failure=_reason(log))
     values = json.loads(answers[-1])
-    return Trial(job.contestant, number, values["seconds"], values["tokens"], values["losses"], peak_bytes, load)
+    first_seconds = values.pop("first_at") - began
+    return replace(blank, took=took, first_seconds=first_seconds, peak_bytes=peak_bytes, **values)
 
 
-def _command(contestant: Contestant, job: Job) -> list[str]:
+def python_of(environment: str) -> Path:
+    """Return the interpreter of an environment: they lie side by side, named after the one that runs this."""
+    here = Path(sys.prefix)
+    return here.with_name(f"{here.name}-{environment}") / "bin/python" if environment else Path(sys.executable)
+
+
+def _reason(log: Path) -> str:
+    """Return what a log says went wrong: the first error, for others follow from it; else its last line."""
+    if not log.exists():
+        return f"{log.name} says nothing"
+    lines = [re.sub(r"^\[rank\d+\]:\s*", "", line).strip() for line in log.read_text(errors="replace").splitlines()]
+    errors = [line for line in lines if re.match(r"(error: |ERROR: |[\w.]*(Error|Exception|Exit)\b:)", line)]
+    return (errors[:1] or lines or ["no output"])[-1][:300]
+
+
+def _command(python: Path, contestant: Contestant, job: Job) -> list[str]:
     script = [str(HERE / contestant.script), str(job.write())]
     if contestant.launches:
-        return [sys.executable, *script]
+        return [str(python), *script]
     return [
-        sys.executable,
+        str(python),
         "-m",
         "torch.distributed.run",
         "--nproc-per-node",
@@ -93,6 +124,7 @@ def _environment(contestant: Contestant, job: Job) -> dict[str, str]:
         **os.environ,
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": "lo",
+        "NO_COLOR": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
     }
@@ -115,7 +147,7 @@ def _wait(process: subprocess.Popen[bytes], limit_seconds: float) -> tuple[int, 
             process.returncode = os.waitstatus_to_exitcode(status)
             return process.returncode, usage.ru_maxrss * 1024
         if time.monotonic() > deadline:
-            raise SystemExit(f"error: a trial took longer than {limit_seconds:.0f} seconds and was stopped")
+            raise TimeoutError(f"took longer than {limit_seconds:.0f} seconds and was stopped")
         time.sleep(0.2)
 
 
