@@ -62,6 +62,7 @@ class Setting:
     exchange: str = "update"
     shard_ranks: int | None = None
     in_backward: bool = False
+    keeps_gathered: bool = False
     shape: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -214,6 +215,7 @@ def prepare_updates(setting: Setting, folder: Path, live: Live | None = None) ->
         share_optimizer=setting.share_optimizer,
         exchange=setting.exchange,
         shard_ranks=setting.shard_ranks,
+        reshard_after_forward=not setting.keeps_gathered,
     )
     strategy = choose(chosen, world.size, DTYPES[setting.compute])
     with live or nullcontext():
@@ -282,6 +284,7 @@ def predicted(setting: Setting) -> Moment:
         exchanges_always=setting.exchange == "micro_batch",
         shard_ranks=setting.shard_ranks,
         in_backward=setting.in_backward,
+        keeps_gathered=setting.keeps_gathered,
         on_gpu=torch.cuda.is_available(),
     )
     optim = OptimSection(name=setting.optimizer)
@@ -314,6 +317,7 @@ def settings() -> list[Setting]:
         "lora": {"compute": "bf16", "lora": 8},
         "in backward": {"compute": "bf16", "in_backward": True},
         "checkpointing": {"compute": "bf16", "recompute": "full"},
+        "kept gathered": {"compute": "bf16", "keeps_gathered": True},
     }
     inside: dict[str, Any] = {"in_backward": True}
     for label, shape in (("wide", wide), ("deep", deep), ("tied", tied)):

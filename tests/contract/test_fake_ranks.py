@@ -28,6 +28,7 @@ CASES = [
     Case("fsdp2", 64, compute="bf16", num_micro=3, exchange="micro_batch"),
     Case("fsdp2", 1024, compute="bf16", checkpointing=True),
     Case("fsdp2", 64, compute="bf16", weights="bf16"),
+    Case("fsdp2", 64, compute="bf16", num_micro=2, keeps_gathered=True),
     Case("fsdp2", 64, compute="bf16", lora=4, num_micro=2),
     Case("fsdp2", 64, shard_ranks=8, num_micro=2),
     Case("fsdp2", 1024, compute="bf16", shard_ranks=8),
@@ -50,6 +51,7 @@ def planned(case: Case, folder: Path) -> list[tuple[str, int, int]]:
         share_optimizer=case.share_optimizer,
         exchanges_always=case.exchange == "micro_batch",
         shard_ranks=case.shard_ranks,
+        keeps_gathered=case.keeps_gathered,
     )
     found = collectives(load, num_micro=case.num_micro, bucket_mib=case.bucket_mib)
     return [(each.kind, each.num_bytes, each.ranks(load)) for each in found]

@@ -163,6 +163,17 @@ def test_parts_in_host_memory_are_the_same_parts(tiny: Path) -> None:
                 assert_same_step(ours, theirs, tolerance=0.0)
 
 
+def test_weights_that_are_kept_until_backward_are_the_same_weights(tiny: Path) -> None:
+    kept = [replace(VARIANTS[name], strategy="fsdp2", micro_tokens=24) for name in ("adamw", "lora", "checkpointing")]
+    kept.append(replace(kept[0], compute="bf16", exchange="micro_batch"))
+    runs = [*kept, *(replace(each, reshards=False) for each in kept)]
+    for traces in run_ranks(train_updates, 2, tiny, *runs):
+        for ours, theirs in zip(traces[len(kept) :], traces[: len(kept)], strict=True):
+            assert ours.norms == theirs.norms
+            assert_same_trace(ours, theirs, tolerance=0.0)
+            assert_same_step(ours, theirs, tolerance=0.0)
+
+
 def train_with_own_seed(rank: int, world: int, folder: Path, *runs: Settings) -> list[Trace]:
     """Train on a rank whose generator is in a state of its own."""
     import torch

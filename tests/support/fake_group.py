@@ -35,6 +35,7 @@ class Case:
     checkpointing: bool = False
     share_optimizer: bool = False
     shard_ranks: int | None = None
+    keeps_gathered: bool = False
     exchange: Any = "update"
     num_micro: int = 1
     bucket_mib: int = 1
@@ -77,6 +78,7 @@ def _train(case: Case, folder: Path) -> list[tuple[str, int, int]]:
         name=case.strategy,
         share_optimizer=case.share_optimizer,
         shard_ranks=case.shard_ranks,
+        reshard_after_forward=not case.keeps_gathered,
         exchange=case.exchange,
         bucket_mib=case.bucket_mib,
     )

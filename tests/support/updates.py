@@ -67,6 +67,7 @@ class Settings:
     exchange: Any = "update"
     shard_ranks: int | None = None
     cpu_offload: bool = False
+    reshards: bool = True
     prepare: Callable[[Any, Any], None] | None = None  # called with (training model, world) before it is wrapped
     optim: dict[str, Any] = field(
         default_factory=lambda: {"name": "sgd", "lr": 0.1, "schedule": "constant", "warmup": 0, "max_grad_norm": None}
@@ -133,6 +134,7 @@ def train(place: Any, folder: Path, settings: Settings) -> Trace:
         exchange=settings.exchange,
         shard_ranks=settings.shard_ranks,
         cpu_offload=settings.cpu_offload,
+        reshard_after_forward=settings.reshards,
     )
     strategy = choose(chosen, world, DTYPES[settings.compute])
     saved = load_model(section, folder, weights=torch.float32, seed=1, hollow=strategy.forward_is_collective)

@@ -95,6 +95,49 @@ def test_b54_a_full_disk_leaves_the_old_ones_and_says_both_numbers(
     assert sorted(each.name for each in tmp_path.iterdir()) == ["update-00000002", "update-00000003"]
 
 
+def test_b56_the_optimizer_comes_back_by_name(tmp_path: Path) -> None:
+    """Two groups and a frozen layer, into a model whose parameters come in another order: update 11 is the same."""
+    from unisono.config.schema import OptimSection
+    from unisono.optim import build_optimizer
+    from unisono.resume import collect, restore
+
+    class Net(torch.nn.Module):
+        def __init__(self, order: tuple[str, ...]) -> None:
+            super().__init__()
+            for name in order:
+                self.add_module(name, torch.nn.Linear(4, 4))
+            self.get_submodule("frozen").requires_grad_(False)
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return self.last(self.frozen(self.first(values)))  # type: ignore[no-any-return,operator]
+
+    def parts(order: tuple[str, ...]) -> tuple[Net, list[tuple[str, torch.nn.Parameter]], torch.optim.Optimizer]:
+        net = Net(order)
+        named = [(name, each) for name, each in net.named_parameters() if each.requires_grad]
+        return net, named, build_optimizer(OptimSection(weight_decay=0.1, lr=0.01), named)
+
+    def step(net: Net, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        optimizer.zero_grad()
+        torch.manual_seed(seed)
+        net(torch.randn(8, 4)).square().sum().backward()
+        optimizer.step()
+
+    torch.manual_seed(0)
+    net, named, optimizer = parts(("first", "frozen", "last"))
+    for update in range(10):
+        step(net, optimizer, update)
+    state = {"update": 10, "epoch": 0}
+    folder = save_checkpoint(tmp_path, collect(named, optimizer), Manifest(10, 0, 1, state, {}), world=ALONE, keep=2)
+    other, its, again = parts(("last", "first", "frozen"))
+    other.get_submodule("frozen").load_state_dict(net.get_submodule("frozen").state_dict())
+    restore(folder, its, its, again, {}, allow_changes=[], world=ALONE)
+    assert [int(each["step"]) for each in again.state.values()] == [10] * len(its)
+    for model, its_optimizer in ((net, optimizer), (other, again)):
+        step(model, its_optimizer, 10)
+    after = dict(other.named_parameters())
+    assert all(torch.equal(each, after[name]) for name, each in net.named_parameters())
+
+
 def test_young() -> None:
     assert seconds_between_saves(0.0) == 0.0
     assert seconds_between_saves(0.5) == pytest.approx((2 * 0.5 * 3 * 3600) ** 0.5)

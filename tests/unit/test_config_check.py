@@ -79,6 +79,7 @@ def test_b70_packing_with_a_backend_that_cannot_is_refused() -> None:
             ["strategy={name: fsdp2, shard_ranks: 4}", "launch.ranks=6"],
             "strategy.shard_ranks is 4, and 6 ranks do not divide into groups of 4",
         ),
+        (["strategy.reshard_after_forward=false"], "strategy.reshard_after_forward False has no effect"),
         (["strategy.cpu_offload=true"], "strategy.cpu_offload True has no effect: it needs strategy.name fsdp2"),
         (
             ["strategy={name: fsdp2, cpu_offload: true}", "precision.compute=fp16"],

@@ -68,6 +68,7 @@ def test_bytes_move_the_right_way(load: Load) -> None:
     if load.strategy != "ddp":
         assert peak(replace(load, in_backward=True)).total <= size
     if load.strategy == "fsdp2":
+        assert peak(replace(load, keeps_gathered=True)).total >= size
         offloaded = replace(load, cpu_offload=True)
         assert peak(offloaded).total < size if load.on_gpu else peak(offloaded) == peak(load)
         assert host_bytes(offloaded) - host_bytes(load) == load.on_gpu * (

@@ -90,6 +90,7 @@ def test_what_is_named_is_kept(decided) -> None:  # type: ignore[no-untyped-def]
         "model.activation_checkpointing=false",
         "strategy.share_optimizer=false",
         "strategy.exchange=update",
+        "strategy={name: fsdp2, reshard_after_forward: true}",
     ):
         for gib in (160, 24):
             assert named.partition("=")[0] not in decided(gpu(gib), 4, named).values

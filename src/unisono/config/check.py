@@ -214,6 +214,7 @@ def _without_effect(config: RunConfig) -> Problems:
         ("strategy.exchange", config.strategy.name != "fsdp2", "strategy.name fsdp2"),
         ("strategy.shard_ranks", config.strategy.name != "fsdp2", "strategy.name fsdp2"),
         ("strategy.cpu_offload", config.strategy.name != "fsdp2", "strategy.name fsdp2"),
+        ("strategy.reshard_after_forward", config.strategy.name != "fsdp2", "strategy.name fsdp2"),
         ("strategy.share_optimizer", config.strategy.name in ("single", "fsdp2"), "strategy.name ddp"),
     ):
         section = config.validation if key.startswith("validate.") else dict(config)[key.partition(".")[0]]

@@ -212,6 +212,11 @@ class StrategySection(Section):
         description="fsdp2: so many neighbouring ranks share one copy of the model (hybrid: those of a machine); "
         "null = all ranks do",
     )
+    reshard_after_forward: bool = Field(
+        default=True,
+        description="fsdp2: give a block's weights back after forward and gather them again for backward; false = keep "
+        "them: one exchange less, and the memory of all blocks' weights",
+    )
     cpu_offload: bool = Field(
         default=False,
         description="fsdp2: parts of weights, gradients and moments wait in host memory, and the optimizer steps there",

@@ -16,6 +16,7 @@ from unisono.errors import ConfigError
 from unisono.plan.architecture import Architecture
 from unisono.plan.fit import EVERY_WAY, Choice, advice, choices
 from unisono.plan.hardware import GIB, Device
+from unisono.plan.memory import Load
 
 GPU_TOKENS, CPU_TOKENS = 8192, 2048  # of a micro-batch, as ever (build.py); a larger one gains nothing
 LEAST_TOKENS = 64
@@ -77,7 +78,7 @@ def decide(
     return Decision(_values(best, config, usual), f"auto: {why}; {_words(best)}: {_of(best)} planned")
 
 
-def _cost(choice: Choice, fastest: float) -> tuple[bool, int, bool, bool, bool, bool, int]:
+def _cost(choice: Choice, fastest: float) -> tuple[bool, int, bool, bool, bool, bool, bool, int]:
     """Order: nearly the fastest, then the plainest, then the fullest micro-batch."""
     load, speed = choice.load, choice.seconds.tokens_per_second if choice.seconds else fastest
     is_slow = speed < (1 - EQUAL) * fastest
@@ -86,6 +87,7 @@ def _cost(choice: Choice, fastest: float) -> tuple[bool, int, bool, bool, bool, 
         EVERY_WAY.index(load.recompute),
         load.is_sharded,
         load.cpu_offload,
+        load.keeps_gathered,
         load.share_optimizer,
         load.exchanges_always,
         -load.tokens,
@@ -96,18 +98,22 @@ def _usual(config: RunConfig, shape: Architecture, device: Device, ranks: int, l
     """Judge what a run does that asks no planner."""
     section, tokens = config.strategy, GPU_TOKENS if device.is_gpu else CPU_TOKENS
     name = "single" if ranks == 1 else "ddp" if section.name == "auto" else section.name
-    wanted = (
-        name,
-        ranks > 1 and section.share_optimizer,
-        ranks > 1 and section.exchange == "micro_batch",
-        ranks > 1 and section.cpu_offload,
-    )
-    return next(
-        choice
-        for choice in choices(_sized(config, ranks, longest, tokens), shape, device, ranks)
-        if (load := choice.load).recompute == config.model.activation_checkpointing
-        and (load.strategy, load.share_optimizer, load.exchanges_always, load.cpu_offload) == wanted
-    )
+    found = choices(_sized(config, ranks, longest, tokens), shape, device, ranks)
+    return next(choice for choice in found if choice.load.strategy == name and not _changes(choice.load, config))
+
+
+def _changes(load: Load, config: RunConfig) -> dict[str, str | bool]:
+    """Return what a load does otherwise than the run file says, by dotted key; not its strategy and micro-batch."""
+    does: dict[str, str | bool] = {"model.activation_checkpointing": load.recompute}
+    if load.strategy == "ddp":
+        does["strategy.share_optimizer"] = load.share_optimizer
+    if load.strategy == "fsdp2":
+        does["strategy.exchange"] = "micro_batch" if load.exchanges_always else "update"
+        does["strategy.cpu_offload"] = load.cpu_offload
+        does["strategy.reshard_after_forward"] = not load.keeps_gathered
+    values = config.model_dump()
+    says = {f"{section}.{key}": value for section in ("model", "strategy") for key, value in values[section].items()}
+    return {key: value for key, value in does.items() if value != says[key]}
 
 
 def _every(config: RunConfig, shape: Architecture, device: Device, ranks: int, longest: int) -> Iterator[Choice]:
@@ -136,14 +142,7 @@ def _sized(config: RunConfig, ranks: int, longest: int, tokens: int) -> RunConfi
 
 def _keeps(choice: Choice, config: RunConfig, named: set[str]) -> bool:
     """Tell whether a choice leaves what was named as it is, and the run file as a whole allows it."""
-    load, strategy = choice.load, config.strategy
-    if "strategy.share_optimizer" in named and load.share_optimizer != strategy.share_optimizer:
-        return False
-    if "strategy.exchange" in named and load.exchanges_always != (strategy.exchange == "micro_batch"):
-        return False
-    if "strategy.cpu_offload" in named and load.cpu_offload != strategy.cpu_offload:
-        return False
-    if "model.activation_checkpointing" in named and load.recompute != config.model.activation_checkpointing:
+    if named & set(_changes(choice.load, config)):
         return False
     try:
         check(Decision(_values(choice, config)).applied(config))
@@ -157,14 +156,7 @@ def _values(choice: Choice, config: RunConfig, usual: Choice | None = None) -> d
     load, values = choice.load, dict[str, str | int | bool]()
     if config.strategy.name == "auto" and load.strategy not in ("single", usual and usual.load.strategy):
         values["strategy.name"] = load.strategy
-    if load.share_optimizer and not config.strategy.share_optimizer:
-        values["strategy.share_optimizer"] = True
-    if load.recompute != config.model.activation_checkpointing:
-        values["model.activation_checkpointing"] = load.recompute
-    if load.exchanges_always and config.strategy.exchange == "update":
-        values["strategy.exchange"] = "micro_batch"
-    if load.cpu_offload and not config.strategy.cpu_offload:
-        values["strategy.cpu_offload"] = True
+    values |= _changes(load, config)
     if _sizes_are_open(config) and (usual is None or load.tokens != usual.load.tokens):
         values["batch.micro_tokens"] = load.tokens
     return values
@@ -176,6 +168,7 @@ def _words(choice: Choice) -> str:
         *(["its optimizer shared out"] if load.share_optimizer else []),
         *(["exchanging after each micro-batch"] if load.exchanges_always else []),
         *(["its parts in host memory"] if load.cpu_offload else []),
+        *(["weights kept until backward"] if load.keeps_gathered else []),
         *([f"{load.recompute} activation checkpointing"] if load.checkpointing else []),
         f"micro-batches of {len(load.documents)} x {load.documents[0]:,} tokens",
     ]

@@ -168,7 +168,7 @@ def _sizes(load: Load, parameters: Sequence[Parameter]) -> tuple[Collective, Seq
 
 
 def _sharded(load: Load, num_micro: int) -> Iterator[Item]:
-    """fsdp2: the root is gathered once a micro-batch, a block for its forward and for its backward.
+    """fsdp2: the root is gathered once a micro-batch, a block for its forward and, unless it is kept, for its backward.
 
     Backward asks for the whole of a block when it has taken the weights of the one after (strategy/fsdp2,
     _gather_ahead); a block's norms, whose group ends in forward after the linear layers', come first in it.
@@ -184,10 +184,11 @@ def _sharded(load: Load, num_micro: int) -> Iterator[Item]:
                 yield Work("forward")
         yield Work("head")
         exchanges = micro == num_micro or load.exchanges_always
-        yield from [group.gather for group in back[0]]
+        gathers = not load.keeps_gathered
+        yield from [group.gather for group in back[0] if gathers]
         for block, following in zip(back, [*back[1:], []]):
-            yield from [Use(group.number, in_forward=False) for group in block]
-            yield from [group.gather for group in following]
+            yield from [Use(group.number, in_forward=False) for group in block if gathers]
+            yield from [group.gather for group in following if gathers]
             yield Work("backward")
             for group in reversed(block) if exchanges else ():
                 yield from group.reduces

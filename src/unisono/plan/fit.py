@@ -47,6 +47,7 @@ class Choice:
             *(["strategy.share_optimizer=true"] if load.share_optimizer else []),
             *(["strategy.exchange=micro_batch"] if load.exchanges_always else []),
             *(["strategy.cpu_offload=true"] if load.cpu_offload else []),
+            *(["strategy.reshard_after_forward=false"] if load.keeps_gathered else []),
             *([f"model.activation_checkpointing={load.recompute}"] if load.checkpointing else []),
             f"batch.micro_tokens={load.tokens}",
         ]
@@ -172,7 +173,8 @@ def _rows(load: Load) -> Iterator[tuple[int, int]]:
 def _strategies(config: RunConfig, device: Device, ranks: int) -> Iterator[dict[str, Any]]:
     """Give each strategy with what it leaves open, as fields of a load.
 
-    An optimizer that is shared out; an exchange in each micro-batch, and parts in host memory.
+    An optimizer that is shared out; an exchange in each micro-batch, and either parts in host memory or weights that
+    stay gathered until backward.
     """
     section = config.strategy
     if ranks == 1:
@@ -184,12 +186,16 @@ def _strategies(config: RunConfig, device: Device, ranks: int) -> Iterator[dict[
     if section.name in ("auto", "fsdp2"):
         shard_ranks = section.shard_ranks if section.shard_ranks != ranks else None
         can_offload = device.is_gpu and config.precision.compute != "fp16" and not config.optim.in_backward
-        for offload in (True,) if section.cpu_offload else (False, True) if can_offload else (False,):
+        ways = [(section.cpu_offload, not section.reshard_after_forward)]
+        if not any(ways[0]):
+            ways += [(True, False)] * can_offload + [(False, True)]
+        for offload, keeps in ways:
             for always in (True,) if section.exchange != "update" else (False, True):
                 yield {
                     "strategy": "fsdp2",
                     "exchanges_always": always,
                     "cpu_offload": offload,
+                    "keeps_gathered": keeps,
                     "shard_ranks": shard_ranks,
                 }
 

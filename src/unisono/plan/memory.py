@@ -45,6 +45,7 @@ class Load:
     accumulates: bool = False  # more than one micro-batch an update
     exchanges_always: bool = False  # fsdp2: after each of them
     shard_ranks: int | None = None  # fsdp2: that share one copy of the model; None: all
+    keeps_gathered: bool = False  # fsdp2: blocks' weights, between forward and backward
     cpu_offload: bool = False  # fsdp2: a rank's parts lie in host memory
     in_backward: bool = False  # gradients are let go as soon as they are whole
     on_gpu: bool = False
@@ -207,7 +208,8 @@ def _forward(load: Load) -> dict[str, int]:
     num_gradients = (is_ddp or load.accumulates) + beside
     if load.is_sharded and load.accumulates and load.exchanges_always:
         num_gradients = 0 if load.offloads else 1 / load.parts
-    gathered = (_root(load) + _gathered_block(load)) if load.is_sharded else 0
+    num_gathered = shape.layers if load.keeps_gathered else 1
+    gathered = (_root(load) + num_gathered * _gathered_block(load)) if load.is_sharded else 0
     copies = _copies_of_block(load, kept=True) * shape.layers
     kept = load.tokens * (shape.layers * _kept_by_layer(load) + _around_layers(load))
     return {
@@ -243,7 +245,7 @@ def _backward(load: Load) -> list[dict[str, int]]:
         before = shape.layers - done
         gradients = int(trained * (before * is_whole + (shape.layers if has_parts else done) * kept_parts))
         exchanged = sent * (1 if load.on_gpu else 2) if done else 0
-        gathered = _root(load) + block * (min(2, before) if not done else min(1, before))
+        gathered = _root(load) + block * min(before, shape.layers if load.keeps_gathered else 1 if done else 2)
         activations = {"activations": before * kept + (again if before else 0)}
         found.append({"gradients": gradients + exchanged + root, "gathered weights": gathered} | activations)
     return found

@@ -25,6 +25,7 @@ def choose(section: StrategySection, world: int, compute: torch.dtype = torch.fl
             compute=compute,
             shard_ranks=section.shard_ranks,
             cpu_offload=section.cpu_offload,
+            reshard_after_forward=section.reshard_after_forward,
         )
     if name == "single":
         from unisono.strategy.single.apply import Single

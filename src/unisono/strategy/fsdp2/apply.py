@@ -1,9 +1,9 @@
 """Shards: every rank keeps its rows of each parameter, its gradient and its optimizer state (torch's FSDP2).
 
-A block's weights are gathered for its forward and again for its backward; gradients are summed and cut in the same
-exchange. Between the micro-batches of an update gradients stay whole on each rank, since they are exchanged once; with
-``exchange="micro_batch"`` they are summed and cut after each, and only the parts are kept. With ``cpu_offload`` these
-parts lie in host memory, and are copied to the device as they are gathered.
+A block's weights are gathered for its forward and again for its backward, or kept until then; gradients are summed and
+cut in the same exchange. Between the micro-batches of an update gradients stay whole on each rank, since they are
+exchanged once; with ``exchange="micro_batch"`` they are summed and cut after each, and only the parts are kept. With
+``cpu_offload`` these parts lie in host memory, and are copied to the device as they are gathered.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ class Fsdp2:
         compute: torch.dtype = torch.float32,
         shard_ranks: int | None = None,
         cpu_offload: bool = False,
+        reshard_after_forward: bool = True,
     ) -> None:
         self._unused = unused
         self._exchanges_always = exchange == "micro_batch"
         self._compute = compute
         self._shard_ranks = shard_ranks
         self._offloads = cpu_offload
+        self._reshards = reshard_after_forward
         self._in_backward: StepsInBackward | None = None
         self._root: FSDPModule | None = None
         self._parts: dist.ProcessGroup | None = None  # the ranks that share one copy of the model
@@ -72,7 +74,8 @@ class Fsdp2:
         where: dict[str, Any] = {"mesh": mesh}
         if self._offloads:
             where["offload_policy"] = CPUOffloadPolicy(pin_memory=find_world().device.type == "cuda")
-        blocks = [_shard_block(block, self._compute, where) for block in find_blocks(model)]
+        cut = where | {"reshard_after_forward": self._reshards}
+        blocks = [_shard_block(block, self._compute, cut) for block in find_blocks(model)]
         self._num_groups = 1 + sum(map(len, blocks))
         self._root = fully_shard(model, **where, reshard_after_forward=True)
         _gather_ahead(blocks, self._root)
@@ -156,7 +159,7 @@ class Fsdp2:
         return self._root
 
 
-def _shard_block(block: torch.nn.Module, compute: torch.dtype, where: dict[str, Any]) -> list[FSDPModule]:
+def _shard_block(block: torch.nn.Module, compute: torch.dtype, cut: dict[str, Any]) -> list[FSDPModule]:
     """Cut a block; returns a module of each of its groups, in the order in which backward comes to them.
 
     Where products are in half precision the linear layers are a group whose weights are gathered in that format:
@@ -168,8 +171,8 @@ def _shard_block(block: torch.nn.Module, compute: torch.dtype, where: dict[str, 
     linear = [each for each in block.modules() if isinstance(each, torch.nn.Linear)]
     products: list[FSDPModule] = []
     if compute != torch.float32 and linear and all(each.weight.is_floating_point() for each in linear):
-        products = fully_shard(list[torch.nn.Module](linear), **where, mp_policy=policy)[:1]
-    return [fully_shard(block, **where), *products]
+        products = fully_shard(list[torch.nn.Module](linear), **cut, mp_policy=policy)[:1]
+    return [fully_shard(block, **cut), *products]
 
 
 def _gather_ahead(blocks: list[list[FSDPModule]], root: FSDPModule) -> None:
