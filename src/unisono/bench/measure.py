@@ -8,7 +8,26 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from unisono.config.schema import RunConfig
+
 WARM_UP = 2  # updates that do not count
+
+
+def short_run(config: RunConfig, ranks: int, updates: int) -> dict[str, object]:
+    """Return what makes a short run of the person's own.
+
+    Validation files are left out; a share is not, since other data would be trained without it.
+    """
+    settings: dict[str, object] = {
+        "launch.ranks": ranks,
+        "launch.max_restarts": 0,
+        "length.updates": updates,
+        "checkpoint.every": updates,
+        "validate.generate": 0,
+    }
+    if not isinstance(config.data.validation, float):
+        settings["data.validation"] = 0
+    return settings
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from unisono.bench.measure import WARM_UP, Row, flops_per_second, related, row_of, table
+from unisono.bench.measure import WARM_UP, Row, flops_per_second, related, row_of, short_run, table
 from unisono.bench.plot import svg
 from unisono.config.check import check_world
 from unisono.config.load import Loaded
@@ -74,21 +74,10 @@ def _strategy_free(config: RunConfig) -> RunConfig:
 
 
 def _settings(config: RunConfig, ranks: int, updates: int) -> dict[str, object]:
-    """Return what makes a short run of the person's own.
-
-    Validation files are left out; a share is not, since other data would be trained without it.
-    """
-    settings: dict[str, object] = {
-        "launch.ranks": ranks,
-        "launch.max_restarts": 0,
-        "length.updates": updates,
-        "checkpoint.every": updates,
-        "validate.generate": 0,
-    }
+    """Return what makes a short run of the person's own, on any number of ranks."""
+    settings = short_run(config, ranks, updates)
     if ranks == 1 or config.strategy.name == "single":
         settings["strategy.name"] = "auto"
-    if not isinstance(config.data.validation, float):
-        settings["data.validation"] = 0
     return settings
 
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import orjson
 
-from unisono.bench.measure import WARM_UP
+from unisono.bench.measure import WARM_UP, short_run
 from unisono.config.load import Loaded
-from unisono.config.schema import RunConfig
 from unisono.drill.scratch import Interrupted, Outcome, Scratch
 from unisono.errors import ConfigError, OutputError, UserError
 from unisono.goodput import counted
@@ -53,7 +52,7 @@ def tune(
     say(f"tune: {counted(ranks, 'rank')}, {counted(updates, 'update')} a trial of which {WARM_UP} warm up")
     try:
         with Scratch.beside(loaded, given) as scratch:
-            trials = Trials(scratch, trial_settings(loaded.config, ranks, updates))
+            trials = Trials(scratch, short_run(loaded.config, ranks, updates))
             first = trials.look()
             situation = Situation(loaded.config, ranks, machine.gpus, machine.cores, _seen(first), os.environ)
             settings, left_out = chosen(*candidates(situation), only)
@@ -89,23 +88,6 @@ def check_out(out: Path, run_file: Path, *, force: bool) -> None:
             raise OutputError(f"{file} exists", where="--out", hint="name another file, or --force")
     if not out.absolute().parent.is_dir():
         raise OutputError(f"there is no folder {out.absolute().parent}", where="--out")
-
-
-def trial_settings(config: RunConfig, ranks: int, updates: int) -> dict[str, object]:
-    """Return what makes a trial of the person's own run.
-
-    Validation files are left out; a share is not, since other data would be trained without it.
-    """
-    settings: dict[str, object] = {
-        "launch.ranks": ranks,
-        "launch.max_restarts": 0,
-        "length.updates": updates,
-        "checkpoint.every": updates,
-        "validate.generate": 0,
-    }
-    if not isinstance(config.data.validation, float):
-        settings["data.validation"] = 0
-    return settings
 
 
 class Trials:
