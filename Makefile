@@ -48,7 +48,7 @@ test-oldest: $(OLDEST)/ready  ## the whole test suite on the oldest versions pro
 plan-truth: $(VENV)/ready  ## the planner's bytes against what real steps allocate (two minutes; docs/plan.md)
 	@$(VENV)/bin/python -W ignore benchmarks/plan_truth.py $(ARGS)
 
-time-truth: $(VENV)/ready  ## the planner's seconds against those of real updates, here and now (three minutes; docs/plan.md)
+time-truth: $(VENV)/ready  ## the planner's seconds against those of real updates, here and now (five minutes; docs/plan.md)
 	@$(VENV)/bin/python -W ignore benchmarks/time_truth.py $(ARGS)
 
 bench-quick: $(VENV)/ready  ## the speed held against stored ratios: tutorial's loop, matrix products, one process (under 4 minutes)

@@ -119,7 +119,7 @@ def plan(
         float | None, typer.Option(min=0, help="of a device and hour, in any currency", show_default=False)
     ] = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="first measure this machine, for the seconds (under a minute)")
+        bool, typer.Option("--calibrate", help="first measure this machine, for the seconds (two minutes)")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -27,7 +27,8 @@ from unisono.plan.measured import PROBE_LAYERS, PROBE_RANK
 from unisono.precision import multiplies_bf16
 from unisono.worker import leave
 
-MOST = 50  # repetitions
+MOST, FEWEST = 10, 3  # repetitions
+CACHE_BYTES = 8 * 2**20  # more than a core's own caches hold
 
 
 def main(extent: Extent) -> None:
@@ -99,12 +100,17 @@ def _sweep(
 
 
 def _median(act: Act, extent: Extent, world: dist.World) -> float:
-    """Time ``act`` over and over within the budget, all ranks beginning together; the median of the seconds."""
+    """Time ``act`` over and over within the budget, all ranks beginning together; the median of the seconds.
+
+    A core's caches are filled with something else before each: in an update, what an operation reads has mostly been
+    written many operations ago, or is a weight that was last used in the update before.
+    """
     act()
+    other = torch.zeros(CACHE_BYTES // 4, device=world.device)
     dist.wait_for_all()
     found: list[float] = []
-    begin = time.perf_counter()
-    while len(found) < MOST and (not found or time.perf_counter() - begin < extent.budget_seconds):
+    while len(found) < FEWEST or (len(found) < MOST and sum(found) < extent.budget_seconds):
+        other.add_(1.0)
         found.append(_seconds(act, world))
     return statistics.median(found)
 
